@@ -1,0 +1,1 @@
+"""Reading and writing K/V through the block table."""

@@ -1,0 +1,1 @@
+"""The loop: plan -> submit -> collect -> commit -> deliver."""

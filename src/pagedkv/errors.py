@@ -1,0 +1,22 @@
+"""The errors every room raises. Each message carries the numbers and the remedy.
+
+Errors that concern the block pool are in `pagedkv.cache.errors`.
+"""
+
+from __future__ import annotations
+
+
+class PagedKVError(Exception):
+    """Base of every error that pagedkv raises on purpose."""
+
+
+class ConfigError(PagedKVError, ValueError):
+    """A setting cannot work: names the setting, its value and what to change."""
+
+
+class ModelError(PagedKVError, ValueError):
+    """A model cannot be loaded or would be computed wrongly: names the field or file."""
+
+
+class RequestError(PagedKVError, ValueError):
+    """A request can never run as given: names the field, its value and the limit."""

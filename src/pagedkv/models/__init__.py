@@ -1,0 +1,1 @@
+"""Decoder definitions, their configuration, weights and tokenizers."""

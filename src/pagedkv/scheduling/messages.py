@@ -1,0 +1,80 @@
+"""What goes into the engine loop and what comes out of it. Plain, serialisable values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagedkv.scheduling.params import SamplingParams
+from pagedkv.scheduling.step import TokenLogprobs
+
+FINISH_REASONS = ("stop", "length", "abort", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """A request enters. `seed` is always given: the front end draws one when the client did not."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    arrival: float
+    seed: int
+    priority: int = 0
+    tenant: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Ends a request (`sample` None) or one of its samples. Unknown ids are ignored.
+
+    `reason` is the finish reason to report: "abort", or "stop" when a stop string was found.
+    """
+
+    request_id: str
+    sample: int | None = None
+    reason: str = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Finish what is there, accept nothing more."""
+
+
+Message = Add | Abort | Drain
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New tokens of one sample of a request, or its end (`finish_reason`), or both.
+
+    `stop_reason` is the token id that ended it when that was not the model's own end token.
+    `error` says what went wrong (finish reason "error") or why it was cut short.
+    """
+
+    request_id: str
+    sample: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+    error: str | None = None
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """Numbers of one step, for metrics and progress displays."""
+
+    step: int
+    now: float
+    duration: float
+    num_running: int
+    num_waiting: int
+    num_tokens: int
+    num_preempted: int
+    blocks_free: int
+    blocks_cached: int
+    blocks_held: int
+    slots_filled: int  # committed tokens of open sequences, shared blocks counted once
+    slots_reserved: int  # what reserving max_model_len for every open sequence would take

@@ -1,0 +1,125 @@
+"""What a client may ask for: `SamplingParams`, validated before anything is allocated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pagedkv.errors import RequestError
+
+MAX_STOPS = 64
+MAX_STOP_TOKEN_IDS = 256
+MAX_LOGIT_BIAS = 1024
+MAX_LOGPROBS = 64
+MAX_N = 256
+
+
+def _fail(name: str, value: object, want: str) -> RequestError:
+    return RequestError(f"{name}={value!r} is not valid: {want}")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to draw the tokens of one request. Names and defaults as vLLM users know them.
+
+    temperature 0 is greedy. `top_k` 0 or -1 and `top_p` 1.0 switch those filters off.
+    `stop` is a string or a list of strings. `seed` None: one is drawn at arrival.
+    `logprobs` / `prompt_logprobs`: how many alternatives to report beside the token itself.
+    Raises RequestError naming the field and its value.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
+        self._check_integers()
+        self._check_numbers()
+        self._check_collections()
+
+    def _check_integers(self) -> None:
+        bounds: tuple[tuple[str, int, int], ...] = (
+            ("n", 1, MAX_N),
+            ("top_k", -1, 2**31 - 1),
+            ("min_tokens", 0, 2**31 - 1),
+            ("max_tokens", 1, 2**31 - 1),
+            ("logprobs", 0, MAX_LOGPROBS),
+            ("prompt_logprobs", 0, MAX_LOGPROBS),
+            ("seed", -(2**63), 2**63 - 1),
+        )
+        optional = {"max_tokens", "logprobs", "prompt_logprobs", "seed"}
+        for name, low, high in bounds:
+            value = getattr(self, name)
+            if value is None and name in optional:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+                raise _fail(name, value, f"an integer from {low} to {high}")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise _fail("min_tokens", self.min_tokens, f"at most max_tokens={self.max_tokens}")
+
+    def _check_numbers(self) -> None:
+        bounds: tuple[tuple[str, float, float, bool], ...] = (
+            ("temperature", 0.0, 100.0, True),
+            ("top_p", 0.0, 1.0, False),
+            ("min_p", 0.0, 1.0, True),
+            ("presence_penalty", -2.0, 2.0, True),
+            ("frequency_penalty", -2.0, 2.0, True),
+            ("repetition_penalty", 0.0, 100.0, False),
+        )
+        for name, low, high, closed in bounds:
+            value = getattr(self, name)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not (low <= value <= high) or (value == low and not closed):
+                edge = "[" if closed else "("
+                raise _fail(name, value, f"a number in {edge}{low}, {high}]")
+
+    def _check_collections(self) -> None:
+        if len(self.stop) > MAX_STOPS:
+            raise _fail("stop", f"{len(self.stop)} strings", f"at most {MAX_STOPS}")
+        if any(not isinstance(s, str) or not s for s in self.stop):
+            raise _fail("stop", self.stop, "non-empty strings")
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise _fail(
+                "stop_token_ids", f"{len(self.stop_token_ids)} ids", f"at most {MAX_STOP_TOKEN_IDS}"
+            )
+        for token in (*self.stop_token_ids, *self.logit_bias):
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < 2**31:
+                raise _fail("token id", token, "an integer from 0 to the vocabulary size - 1")
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise _fail("logit_bias", f"{len(self.logit_bias)} ids", f"at most {MAX_LOGIT_BIAS}")
+        for token, bias in self.logit_bias.items():
+            if not isinstance(bias, (int, float)) or not math.isfinite(bias) or abs(bias) > 100:
+                raise _fail("logit_bias", {token: bias}, "finite numbers in [-100, 100]")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return (
+            self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )

@@ -1,0 +1,1 @@
+"""The same scheduler under a virtual clock; no tensors."""

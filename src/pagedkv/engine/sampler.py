@@ -1,0 +1,183 @@
+"""From logits to tokens, one row at a time.
+
+A row's result depends on its own logits, parameters, key and position and on nothing else: the
+random number is a function of (key, position), and no reduction runs across rows. So the same
+sample gives the same token whatever its batch is, and again after a preemption.
+
+The order of the filters is vLLM's: logit_bias and forbidden tokens, penalties, temperature, min_p,
+top_k, top_p. Log-probabilities are the model's own: before any of these.
+
+Symbols: V vocabulary size, m samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pagedkv.scheduling.params import SamplingParams
+from pagedkv.scheduling.step import Float32, Int32, Sample, TokenLogprobs
+
+Float64 = npt.NDArray[np.float64]
+
+_KEY_MASK = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """The outcome of one Sample: a token, or why there is none (`error`)."""
+
+    token: int = -1
+    logprobs: TokenLogprobs | None = None
+    error: str | None = None
+
+
+def uniform(key: int, position: int) -> float:
+    """The random number in [0, 1) that belongs to (key, position): Philox 4x64-10, first word.
+
+    Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+    """
+    word = np.random.Philox(key=key & _KEY_MASK, counter=position).random_raw()
+    return float((int(word) >> 11) * 2.0**-53)
+
+
+def draw_all(logits: torch.Tensor, rows: Sequence[int], samples: Sequence[Sample]) -> list[Draw]:
+    """Draws one token for each sample. `samples[i]` reads `logits[rows[i]]` (float32 [r, V]).
+
+    A row without a finite maximum, or with every token forbidden, is an error of its samples only.
+    """
+    if not samples:
+        return []
+    host = logits.cpu().numpy()
+    draws = []
+    for row, sample in zip(rows, samples, strict=True):
+        # The first of the largest logits; NaN, if there is one, counts as the largest.
+        best = int(host[row].argmax())
+        if not np.isfinite(host[row, best]):
+            why = f"the model gave no finite logits (largest: {host[row, best]})"
+            draws.append(Draw(error=why))
+        elif _is_plain_greedy(sample):
+            draws.append(Draw(token=best))
+        else:
+            draws.append(draw(host[row], sample))
+    return draws
+
+
+def draw(logits: Float32, sample: Sample) -> Draw:
+    """Draws one token from one row of finite logits (float32 [V], not changed)."""
+    params = sample.params
+    scores = _adjust(logits, sample)
+    if not np.isfinite(scores.max()):
+        return Draw(error="every token of the vocabulary is forbidden at this position")
+    if params.greedy:
+        token = int(scores.argmax())
+    else:
+        ids, weights = _filter(scores, params)
+        token = _pick(ids, weights, uniform(sample.key, sample.position))
+    wanted = params.logprobs
+    return Draw(token, None if wanted is None else score_token(log_softmax(logits), token, wanted))
+
+
+def log_softmax(logits: Float32) -> Float32:
+    """Over the last axis, reduced in float64: float32 [..., V]."""
+    wide = logits.astype(np.float64)
+    wide -= wide.max(axis=-1, keepdims=True)
+    wide -= np.log(np.exp(wide).sum(axis=-1, keepdims=True))
+    return wide.astype(np.float32)
+
+
+def score_token(logprobs: Float32, token: int, top: int) -> TokenLogprobs:
+    """The token's log-probability and rank, then the `top` best alternatives (ties: lower id)."""
+    ids = np.array([token], np.int32)
+    if top > 0:
+        top = min(top, len(logprobs))
+        # Everything as good as the top-th best, so that ties are settled by id and nothing else.
+        floor = np.partition(logprobs, len(logprobs) - top)[len(logprobs) - top]
+        candidates = np.flatnonzero(logprobs >= floor)
+        order = np.argsort(-logprobs[candidates], kind="stable")[:top]
+        ids = np.concatenate([ids, candidates[order].astype(np.int32)])
+    rank = 1 + int(np.count_nonzero(logprobs > logprobs[token]))
+    return TokenLogprobs(ids, logprobs[ids], rank)
+
+
+def _is_plain_greedy(sample: Sample) -> bool:
+    params = sample.params
+    return (
+        params.greedy
+        and params.logprobs is None
+        and not params.logit_bias
+        and not params.has_penalties
+        and not sample.forbidden
+    )
+
+
+def _adjust(logits: Float32, sample: Sample) -> Float64:
+    """Bias, forbidden tokens, penalties: float64 [V], a copy."""
+    params = sample.params
+    scores = logits.astype(np.float64)
+    for token, bias in params.logit_bias.items():
+        scores[token] += bias
+    scores[list(sample.forbidden)] = -np.inf
+    if params.has_penalties:
+        _penalise(scores, params, sample.prompt, sample.output)
+    return scores
+
+
+def _penalise(
+    scores: Float64, params: SamplingParams, prompt: Int32 | None, output: Int32 | None
+) -> None:
+    """Repetition over prompt and output (CTRL, Keskar 2019), the other two over the output."""
+    empty = np.zeros(0, np.int32)
+    prompt = empty if prompt is None else prompt
+    output = empty if output is None else output
+    if params.repetition_penalty != 1.0:
+        seen = np.unique(np.concatenate([prompt, output]))
+        values = scores[seen]
+        scores[seen] = np.where(
+            values > 0, values / params.repetition_penalty, values * params.repetition_penalty
+        )
+    drawn, counts = np.unique(output, return_counts=True)
+    scores[drawn] -= params.frequency_penalty * counts + params.presence_penalty
+
+
+def _filter(scores: Float64, params: SamplingParams) -> tuple[npt.NDArray[np.intp], Float64]:
+    """Token ids that stay, in ascending order, and their weights (not normalised)."""
+    scaled = (scores - scores.max()) / params.temperature  # <= 0, so exp cannot overflow
+    ids = np.flatnonzero(scaled > -np.inf)
+    scaled = scaled[ids]
+    if params.min_p > 0.0:
+        keep = scaled >= np.log(params.min_p)
+        ids, scaled = ids[keep], scaled[keep]
+    if 0 < params.top_k < len(ids):
+        kth = len(ids) - params.top_k
+        keep = scaled >= np.partition(scaled, kth)[kth]  # equals of the k-th stay too
+        ids, scaled = ids[keep], scaled[keep]
+    weights = np.exp(scaled)
+    if params.top_p < 1.0:
+        keep = _nucleus(weights, params.top_p)
+        ids, weights = ids[keep], weights[keep]
+    return ids, weights
+
+
+def _nucleus(weights: Float64, top_p: float) -> npt.NDArray[np.intp]:
+    """Indices, ascending, of the fewest most likely tokens whose probabilities reach top_p."""
+    probs = weights / weights.sum()
+    # All tokens below (1 - p) / n together weigh less than 1 - p, so none of them is in the
+    # nucleus; what is left is short enough to sort.
+    likely = np.flatnonzero(probs >= (1.0 - top_p) / len(probs))
+    order = likely[np.argsort(-probs[likely], kind="stable")]
+    size = int(np.searchsorted(np.cumsum(probs[order]), top_p)) + 1
+    return np.sort(order[:size])
+
+
+def _pick(ids: npt.NDArray[np.intp], weights: Float64, u: float) -> int:
+    """Inverse of the cumulative distribution at u in [0, 1)."""
+    total = np.cumsum(weights)
+    at = int(np.searchsorted(total, u * total[-1], side="right"))
+    # u * total may round up to total; the answer is then the last token that has any weight.
+    last = int(np.searchsorted(total, total[-1]))
+    return int(ids[min(at, last)])

@@ -1,0 +1,65 @@
+"""Choosing and making an attention backend."""
+
+from __future__ import annotations
+
+from pagedkv.attention.gather import GatherBackend
+from pagedkv.attention.interface import AttentionBackend, KVSpec
+from pagedkv.attention.native import NativeBackend, import_native
+from pagedkv.attention.reference import ReferenceBackend
+from pagedkv.errors import ConfigError
+
+BACKENDS = ("native", "gather", "reference")
+REBUILD = "install a C++17 compiler and reinstall pagedkv, or use attention_backend='gather'"
+
+
+def choose_backend(name: str = "auto") -> tuple[str, str]:
+    """The backend that `name` means here and, in one line, why.
+
+    "auto" is native where the extension imports, else gather. Raises ConfigError for an unknown
+    name, and for one that was asked for but is not available.
+    """
+    if name not in ("auto", *BACKENDS):
+        raise ConfigError(f"attention_backend={name!r}: use 'auto' or one of {BACKENDS}")
+    if name in ("gather", "reference"):
+        return name, f"attention backend {name}: asked for"
+    try:
+        native = import_native()
+    except ImportError as error:
+        if name == "native":
+            raise ConfigError(
+                f"attention_backend='native' is not available ({error}): {REBUILD}"
+            ) from error
+        return "gather", f"attention backend gather: the native kernels are missing ({error})"
+    how = "asked for" if name == "native" else "the native kernels are installed"
+    return "native", f"attention backend native ({native.isa()}): {how}"
+
+
+def make_backend(
+    name: str,
+    spec: KVSpec,
+    *,
+    scale: float | None = None,
+    deterministic: bool = False,
+    isa: str | None = None,
+) -> AttentionBackend:
+    """A backend with its own zeroed K/V store for `spec`.
+
+    `name` as for `choose_backend`. `scale` multiplies the scores, 1/sqrt(D) when None.
+    `deterministic` asks that a row's result bits never depend on the batch, the chunking or the
+    block size: native always keeps that, gather cannot and is refused. `isa` forces a code path
+    of native ("scalar", "avx2"); None takes the best of this machine.
+    Raises ConfigError naming the setting.
+    """
+    chosen, reason = choose_backend(name)
+    if isa is not None and chosen != "native":
+        raise ConfigError(f"isa={isa!r} applies to the native backend only, not to {chosen}")
+    if chosen == "native":
+        return NativeBackend(spec, scale=scale, isa=isa)
+    if chosen == "reference":
+        return ReferenceBackend(spec, scale=scale)
+    if deterministic:
+        raise ConfigError(
+            f"deterministic=True needs the native backend; {reason}. Use native, or "
+            "deterministic=False"
+        )
+    return GatherBackend(spec, scale=scale)

@@ -1,0 +1,108 @@
+"""Attention by the C++ kernels, which walk the block table. Bit-identical by construction.
+
+The extension takes its OpenMP symbols from the runtime that torch has already loaded, so torch is
+imported first, always.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pagedkv.attention.batch import (
+    canonical_shape,
+    check_blocks,
+    check_run,
+    check_spec,
+    checked_copies,
+    checked_copy,
+    checked_ids,
+    softmax_scale,
+)
+from pagedkv.attention.interface import AttentionBatch, KVSpec, Plan
+from pagedkv.errors import ConfigError
+
+
+def import_native() -> ModuleType:
+    """The extension `pagedkv._native`. Raises ImportError when it was not built or cannot load."""
+    from pagedkv import _native
+
+    module: ModuleType = _native
+    return module
+
+
+@dataclass(frozen=True, slots=True)
+class NativePlan:
+    tasks: Any  # the extension's Plan: its own copy of the tables, and the work items
+    num_tokens: int
+
+
+class NativeBackend:
+    """K/V in [L, 2, num_blocks + 1, G, B, lanes(D)]: one head's slots of a block are contiguous.
+
+    `isa` is "scalar", "avx2" or None for the best that this machine has. The bits of a query
+    row's result depend on q and on K, V of its positions only: not on the block size, the other
+    rows, the chunking or the number of threads.
+    """
+
+    name = "native"
+
+    def __init__(self, spec: KVSpec, *, scale: float | None = None, isa: str | None = None) -> None:
+        check_spec(spec)
+        self.spec = spec
+        self._native = import_native()
+        available = self._native.available_isas()
+        if isa is not None and isa not in available:
+            raise ConfigError(f"isa={isa!r}: this machine and build have {available}")
+        self.isa: str = isa or self._native.isa()
+        padded_dim = self._native.padded_head_dim(spec.head_dim)
+        blocks = (spec.num_blocks + 1, spec.num_kv_heads, spec.block_size, padded_dim)
+        data = torch.zeros((spec.num_layers, 2, *blocks), dtype=spec.dtype)
+        self._store = self._native.Store(
+            data, spec.num_heads, spec.head_dim, softmax_scale(spec, scale), self.isa
+        )
+
+    def plan(self, batch: AttentionBatch) -> NativePlan:
+        batch = checked_copy(batch, self.spec)
+        tasks = self._native.Plan(
+            self._store,
+            batch.query_lens,
+            batch.context_lens,
+            batch.tables,
+            batch.slots,
+            torch.get_num_threads(),
+        )
+        return NativePlan(tasks, len(batch.slots))
+
+    def run(
+        self, plan: Plan, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        if not isinstance(plan, NativePlan):
+            raise ValueError(f"{type(plan).__name__} was made by another backend")
+        check_run(self.spec, plan.num_tokens, layer, q, k, v)
+        out = torch.empty(q.shape, dtype=q.dtype)
+        self._store.run(plan.tasks, layer, q, k, v, out)
+        return out
+
+    def copy_blocks(self, copies: npt.NDArray[np.int32]) -> None:
+        self._store.copy_blocks(checked_copies(copies, self.spec))
+
+    def read_blocks(
+        self, ids: npt.NDArray[np.int32], out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        index = checked_ids(ids, self.spec)
+        if out is None:
+            out = torch.empty(canonical_shape(self.spec, len(index)), dtype=self.spec.dtype)
+        check_blocks(self.spec, "out", out, len(index))
+        self._store.read_blocks(index, out)
+        return out
+
+    def write_blocks(self, ids: npt.NDArray[np.int32], data: torch.Tensor) -> None:
+        index = checked_ids(ids, self.spec)
+        check_blocks(self.spec, "data", data, len(index))
+        self._store.write_blocks(index, data)

@@ -1,0 +1,83 @@
+"""From a name to a model that runs: embedded, a local folder, or a hub id."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from pagedkv.errors import ConfigError, ModelError
+from pagedkv.models.config import ModelConfig
+from pagedkv.models.decoder import Decoder
+from pagedkv.models.embedded import EMBEDDED_MODEL, embedded_folder
+from pagedkv.models.tokenizer import load_tokenizer
+from pagedkv.models.weights import load_weights
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A decoder with its config, its tokenizer (None: token-id prompts only) and its folder."""
+
+    config: ModelConfig
+    decoder: Decoder
+    tokenizer: PreTrainedTokenizerBase | None
+    path: Path
+
+
+def load_model(
+    name_or_path: str | Path,
+    dtype: torch.dtype = torch.float32,
+    deterministic: bool = False,
+    device: str = "cpu",
+) -> LoadedModel:
+    """Load a Llama, Mistral, Qwen2 or Qwen3 model in float32 or bfloat16.
+
+    `name_or_path` is "smollm2-135m-instruct" (embedded), a local Hugging Face folder with
+    safetensors, or a hub id. Raises ModelError if it cannot be found, read or computed exactly,
+    ConfigError if a setting cannot work.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype={dtype} is not implemented: use torch.float32 or torch.bfloat16")
+    if device != "cpu":
+        raise ConfigError(f"device={device!r} is not implemented: use 'cpu'")
+    folder = find_model(name_or_path, dtype)
+    config = ModelConfig.from_folder(folder)
+    tokenizer = load_tokenizer(folder)
+    decoder = Decoder(config, load_weights(folder, config, dtype), deterministic)
+    return LoadedModel(config, decoder, tokenizer, folder)
+
+
+def find_model(name_or_path: str | Path, dtype: torch.dtype) -> Path:
+    """The local folder of a model; converts the embedded one, downloads a hub id."""
+    name = str(name_or_path)
+    if name == EMBEDDED_MODEL:
+        return embedded_folder(dtype)
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_file():
+        raise ModelError(f"{folder} is a file: give the folder that holds config.json")
+    if not HUB_ID.fullmatch(name) or name.startswith("."):
+        raise ModelError(
+            f"model {name!r} is unknown: give {EMBEDDED_MODEL!r}, an existing folder with "
+            "config.json and safetensors, or a hub id such as 'owner/name'"
+        )
+    return _download(name)
+
+
+def _download(hub_id: str) -> Path:
+    import huggingface_hub  # only here: most runs are local
+
+    try:
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=HUB_FILES))
+    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
+        raise ModelError(
+            f"model {hub_id!r} is no local folder and cannot be downloaded: {error}"
+        ) from error

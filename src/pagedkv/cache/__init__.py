@@ -1,5 +1,19 @@
 """The memory manager: who holds which block. Needs numpy only."""
 
 from pagedkv.cache.errors import InvariantError, OutOfBlocks, OutOfSequences
+from pagedkv.cache.lease import Lease
+from pagedkv.cache.manager import BlockManager
+from pagedkv.cache.types import BlockId, Imported, Match, Reservation, SeqId
 
-__all__ = ["InvariantError", "OutOfBlocks", "OutOfSequences"]
+__all__ = [
+    "BlockId",
+    "BlockManager",
+    "Imported",
+    "InvariantError",
+    "Lease",
+    "Match",
+    "OutOfBlocks",
+    "OutOfSequences",
+    "Reservation",
+    "SeqId",
+]

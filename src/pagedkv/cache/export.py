@@ -1,0 +1,93 @@
+"""The block tables of a batch in the forms that kernels take, in arrays of their own."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pagedkv.cache.table import BlockTable, repeat_ranges
+from pagedkv.cache.types import Int32, Int64
+
+
+class Csr(NamedTuple):
+    """FlashInfer's form: sequence i owns indices[indptr[i]:indptr[i + 1]]."""
+
+    indptr: Int32  # [n + 1]
+    indices: Int32  # [indptr[-1]]
+    last_page_len: Int32  # [n], 1..B; B for an empty row
+
+
+class SharedPrefix(NamedTuple):
+    """Sequences of a batch whose tables begin with the same full blocks."""
+
+    members: Int32  # places in the batch, ascending, at least two
+    num_blocks: int  # common full leading blocks, at least one
+
+
+class Tables:
+    """Block tables of n sequences as they stood at the call; w = blocks of the longest.
+
+    `lengths` int32 [n] counts committed and reserved tokens: what a kernel may see.
+    """
+
+    def __init__(self, rows: BlockTable, which: Int64, out: Int32 | None) -> None:
+        self._block_size = rows.block_size
+        lengths = rows.lengths[which] + np.maximum(rows.reserved[which], 0)
+        self._counts = -(-lengths // rows.block_size)
+        width = int(self._counts.max(initial=0))
+        if out is None:
+            out = np.zeros((len(which), width), np.int32)
+        elif (
+            out.dtype != np.int32
+            or out.ndim != 2
+            or out.shape[0] < len(which)
+            or out.shape[1] < width
+        ):
+            raise ValueError(
+                f"out must be int32 of at least [{len(which)}, {width}], got {out.dtype} {list(out.shape)}"
+            )
+        self._inside = np.arange(out.shape[1]) < self._counts[:, None]
+        self._padded = out[: len(which)]
+        self._padded[:, :width] = rows.blocks[which, :width]
+        self._padded[~self._inside] = 0
+        self.lengths: Int32 = lengths.astype(np.int32)
+
+    def padded(self, pad: int = 0) -> Int32:
+        """int32 [n, w] (or the caller's `out`), entries past a row's blocks hold `pad`."""
+        if pad:
+            self._padded[~self._inside] = pad
+        return self._padded
+
+    def csr(self) -> Csr:
+        """Compressed rows, as new arrays."""
+        indptr = np.zeros(len(self._counts) + 1, np.int32)
+        np.cumsum(self._counts, out=indptr[1:])
+        last = (self.lengths - 1) % self._block_size + 1
+        last[self.lengths == 0] = self._block_size
+        return Csr(indptr, self._padded[self._inside], last.astype(np.int32))
+
+    def slots(self) -> Int64:
+        """Slot of every token of every sequence, int64 [sum lengths]."""
+        owner, position = repeat_ranges(self.lengths.astype(np.int64))
+        index, offset = np.divmod(position, self._block_size)
+        return self._padded[owner, index].astype(np.int64) * self._block_size + offset
+
+    def shared_prefixes(self) -> list[SharedPrefix]:
+        """Groups of sequences with common full leading blocks, in order of their first member.
+
+        Sequences are grouped by their first block; the depth is what the whole group has in common.
+        """
+        full = self.lengths // self._block_size
+        groups: dict[int, list[int]] = {}
+        for place in np.flatnonzero(full).tolist():
+            groups.setdefault(int(self._padded[place, 0]), []).append(place)
+        found = []
+        for members in groups.values():
+            if len(members) > 1:
+                depth = int(full[members].min())
+                tables = self._padded[members, :depth]
+                same = (tables == tables[0]).all(axis=0)
+                depth = depth if same.all() else int(same.argmin())
+                found.append(SharedPrefix(np.array(members, np.int32), depth))
+        return found

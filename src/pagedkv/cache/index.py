@@ -1,0 +1,213 @@
+"""Exact names of cached content: a trie whose nodes are keyed by everything that makes K/V differ.
+
+A node's key is (its parent node's serial, namespace part and extra bytes, tokens), framed so that
+no two facts give the same bytes. Serials are never used again, so a key can only ever mean one
+content; equality of keys is equality of content and no hash is trusted.
+
+With one layer group a node has exactly one block, so the block's id is the node's id. Keys hold
+tokens big-endian with the sign bit flipped: the order of the bytes is the order of the numbers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pagedkv.cache.sorted_keys import SortedKeys
+from pagedkv.cache.types import Int32
+
+ROOT = 0  # parent of first blocks; also the null block, which is never a node
+_SIGN = np.uint32(0x80000000)
+
+
+class Frames(NamedTuple):
+    """The part of a key between parent and tokens, for the public and the private part."""
+
+    public: bytes
+    private: bytes
+
+
+def _framed(value: bytes) -> bytes:
+    return len(value).to_bytes(4) + value
+
+
+def make_frames(namespace: str | bytes | None, extra: bytes | None) -> Frames:
+    """Frames of a sequence. None, "" and b"" are three different namespaces."""
+    if namespace is None:
+        name = b"\0"
+    elif isinstance(namespace, str):
+        name = b"s" + namespace.encode()
+    elif isinstance(namespace, bytes):
+        name = b"b" + namespace
+    else:
+        raise ValueError(f"namespace must be str, bytes or None, got {namespace!r}")
+    if extra is not None and not isinstance(extra, bytes):
+        raise ValueError(f"extra must be bytes or None, got {extra!r}")
+    tail = b"\0" if extra is None else b"x" + _framed(extra)
+    return Frames(b"P" + tail, b"N" + _framed(name) + tail)
+
+
+def token_bytes(tokens: Int32) -> bytes:
+    """Tokens as key bytes, 4 each."""
+    return (tokens.view(np.uint32) ^ _SIGN).astype(">u4").tobytes()
+
+
+class PrefixIndex:
+    """The named blocks. `contents` int32 [num_blocks + 1, B] is the manager's, read only here."""
+
+    def __init__(self, contents: Int32) -> None:
+        self._contents = contents
+        self._block_size = contents.shape[1]
+        size = len(contents)
+        self.keys: list[bytes] = [b""] * size  # b"": not named
+        self.parents = [ROOT] * size
+        self.serials = [0] * size
+        self._children = [0] * size  # how many named children
+        self._heirs = [ROOT] * size  # the newest full child: where a chain probably goes on
+        self._nodes: dict[bytes, int] = {}
+        self._order = SortedKeys()
+        self.next_serial = 1
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def find(self, parent: int, frame: bytes, tokens: bytes) -> int:
+        """The block named exactly so, or ROOT."""
+        return self._nodes.get(self.serials[parent].to_bytes(8) + frame + tokens, ROOT)
+
+    def full_hits(self, tokens: Int32, frames: Frames, public_blocks: int, limit: int) -> list[int]:
+        """Blocks of the longest cached chain of full blocks, at most `limit`.
+
+        The first `public_blocks` are looked up in the public part. Most of a long chain is found
+        by following each node's newest child and comparing contents at once; only where that
+        guess fails is a name looked up.
+        """
+        block_size = self._block_size
+        hits: list[int] = []
+        span = 32  # how far to follow at once; grows, so that a wrong guess costs little
+        while len(hits) < limit:
+            i = len(hits)
+            frame = frames.public if i < public_blocks else frames.private
+            piece = token_bytes(tokens[i * block_size : (i + 1) * block_size])
+            block = self.find(hits[-1] if hits else ROOT, frame, piece)
+            if block == ROOT:
+                break
+            hits.append(block)
+            # A child's frame is its parent's, except where the public part ends.
+            end = public_blocks if i < public_blocks else limit
+            hits += self._follow(block, frame, tokens, i + 1, min(end, limit, i + 1 + span))
+            span *= 4
+        return hits
+
+    def _follow(self, block: int, frame: bytes, tokens: Int32, start: int, end: int) -> list[int]:
+        heirs = self._heirs
+        path: list[int] = []
+        while start + len(path) < end and (block := heirs[block]) != ROOT:
+            path.append(block)
+        if not path:
+            return path
+        block_size = self._block_size
+        wanted = tokens[start * block_size : (start + len(path)) * block_size]
+        same = (self._contents[path] == wanted.reshape(len(path), block_size)).all(axis=1)
+        n = len(path) if same.all() else int(same.argmin())
+        # Frames can differ only below a public node, whose newest child may be private.
+        at = 8 + len(frame)
+        while n and self.keys[path[n - 1]][8:at] != frame:
+            n -= 1
+        return path[:n]
+
+    def partial_hit(self, parent: int, frame: bytes, tokens: Int32) -> tuple[int, int]:
+        """The child with the longest common token prefix with `tokens` (at most B): (block, length).
+
+        Of equals the one with the smallest token string; (ROOT, 0) if no child shares a token.
+        """
+        stem = self.serials[parent].to_bytes(8) + frame
+        wanted = token_bytes(tokens)
+        longest = 0
+        for key in (self._order.below(stem + wanted), self._order.at_or_above(stem + wanted)):
+            if key.startswith(stem):
+                longest = max(longest, _common_tokens(key[len(stem) :], wanted))
+        if not longest:
+            return ROOT, 0
+        key = self._order.at_or_above(stem + wanted[: 4 * longest])
+        return self._nodes[key], longest
+
+    def publish(self, block: int, parent: int, frame: bytes, tokens: bytes) -> None:
+        """Names a block. The name is not taken; the parent is ROOT or a named full block."""
+        key = self.serials[parent].to_bytes(8) + frame + tokens
+        self.link(block, parent, self.next_serial, key, len(tokens) == 4 * self._block_size)
+
+    def link(self, block: int, parent: int, serial: int, key: bytes, full: bool) -> None:
+        """Enters a node whose key is known. Serials ascend from call to call."""
+        self._nodes[key] = block
+        self._order.add(key)
+        self.keys[block] = key
+        self.parents[block] = parent
+        self.serials[block] = serial
+        self.next_serial = serial + 1
+        self._children[parent] += 1
+        if full:
+            self._heirs[parent] = block
+
+    def withdraw(self, block: int) -> list[int]:
+        """Takes away the names of a block and of all its descendants; returns them, leaves first."""
+        found = [block]
+        for node in found:
+            if self._children[node]:
+                stem = self.serials[node].to_bytes(8)
+                found += [self._nodes[key] for key in self._order.starting_with(stem)]
+        found.reverse()
+        for node in found:
+            self._forget(node)
+        return found
+
+    def _forget(self, block: int) -> None:
+        key, parent = self.keys[block], self.parents[block]
+        del self._nodes[key]
+        self._order.remove(key)
+        self.keys[block] = b""
+        self.serials[block] = 0
+        self.parents[block] = ROOT
+        self._heirs[block] = ROOT
+        self._children[parent] -= 1
+        if self._heirs[parent] == block:
+            self._heirs[parent] = ROOT
+
+    def heirs(self) -> list[int]:
+        """The guess for each block, ROOT included; part of a snapshot."""
+        return self._heirs
+
+    def load(
+        self,
+        blocks: list[int],
+        parents: list[int],
+        serials: list[int],
+        keys: list[bytes],
+        heirs: list[int],
+        next_serial: int,
+    ) -> None:
+        """Takes over saved names, given in the order of their serials."""
+        for block, parent, serial, key in zip(blocks, parents, serials, keys, strict=True):
+            self.link(block, parent, serial, key, full=False)
+        self._heirs[:] = heirs
+        self.next_serial = next_serial
+
+    def node(self, key: bytes) -> int:
+        """The block that a whole key names, or ROOT."""
+        return self._nodes.get(key, ROOT)
+
+    def child_counts(self) -> list[int]:
+        """Named children of each block, ROOT included."""
+        return self._children
+
+    def ordered_keys(self) -> list[bytes]:
+        return list(self._order)
+
+
+def _common_tokens(a: bytes, b: bytes) -> int:
+    n = min(len(a), len(b)) // 4
+    for i in range(n):
+        if a[4 * i : 4 * i + 4] != b[4 * i : 4 * i + 4]:
+            return i
+    return n

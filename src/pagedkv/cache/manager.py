@@ -1,0 +1,585 @@
+"""`BlockManager`: sequences over a pool of fixed-size blocks. The verbs of the cache.
+
+Every call is all-or-nothing: it computes and checks first, then changes. An error leaves the state
+byte-identical. Positions are half-open; B is the block size, n a sequence's committed length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pagedkv.cache.check import check_manager
+from pagedkv.cache.errors import OutOfBlocks
+from pagedkv.cache.export import Tables
+from pagedkv.cache.index import ROOT, Frames, PrefixIndex, make_frames, token_bytes
+from pagedkv.cache.lease import Lease
+from pagedkv.cache.pool import Pool
+from pagedkv.cache.table import NO_RESERVATION, BlockTable, int_array, repeat_ranges
+from pagedkv.cache.sequence_data import pack_sequence, unpack_sequence
+from pagedkv.cache.snapshot import pack_manager, state_key, unpack_manager
+from pagedkv.cache.types import (
+    Imported,
+    Int32,
+    Int64,
+    Match,
+    Reservation,
+    SeqId,
+    Tokens,
+    flatten_tokens,
+    token_array,
+)
+from pagedkv.cache.writes import WritePlan, plan_writes
+
+
+class BlockManager:
+    """Block tables, reference counts, the prefix cache and the order of eviction.
+
+    num_blocks: blocks that can hold tokens, ids 1..num_blocks; block 0 is the null block: padding
+        points at it, it is never allocated, counted or freed.
+    block_size: token slots a block (B).
+    prefix_caching: whether blocks get names and `open` finds them.
+    max_seqs: sequences open at a time.
+    max_blocks_per_seq: longest table; None: num_blocks.
+    sanitize: run `check` after every call that changes something. Slow; for tests and debugging.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        prefix_caching: bool = True,
+        max_seqs: int = 256,
+        max_blocks_per_seq: int | None = None,
+        sanitize: bool = False,
+    ) -> None:
+        width = num_blocks if max_blocks_per_seq is None else max_blocks_per_seq
+        for name, value in (
+            ("num_blocks", num_blocks),
+            ("block_size", block_size),
+            ("max_seqs", max_seqs),
+            ("max_blocks_per_seq", width),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+                raise ValueError(f"{name}={value!r} must be an integer from 1 to 2**31 - 1")
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.max_seqs, self.max_blocks_per_seq = max_seqs, width
+        self.prefix_caching, self.sanitize = prefix_caching, sanitize
+        self.pool = Pool(num_blocks)
+        self.table = BlockTable(max_seqs, width, block_size)
+        # Tokens whose K/V stands in each slot: what a block's name will say.
+        self.contents = np.zeros((num_blocks + 1, block_size), np.int32)
+        self.index = PrefixIndex(self.contents)
+        self.leases: dict[int, Int32] = {}
+        self.next_lease = 1
+
+    # ---- looking ------------------------------------------------------------------------------
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.pool.num_free
+
+    @property
+    def num_cached_blocks(self) -> int:
+        return self.pool.num_cached
+
+    @property
+    def num_held_blocks(self) -> int:
+        return self.pool.num_held
+
+    @property
+    def num_draining_blocks(self) -> int:
+        return self.pool.num_draining
+
+    @property
+    def num_open_sequences(self) -> int:
+        return self.table.num_open
+
+    def refcount(self, block: int) -> int:
+        """Table entries that name the block, plus open reservations that copy from it."""
+        return int(self.pool.counts[self._block_ids([block])[0]])
+
+    def length(self, seq: int) -> int:
+        """Committed tokens."""
+        return int(self.table.lengths[self._row(seq)])
+
+    def cached_tokens(self, seq: int) -> int:
+        """Tokens that `open` found."""
+        return int(self.table.found[self._row(seq)])
+
+    def block_table(self, seq: int) -> Int32:
+        """Blocks of committed and reserved tokens: an int32 view, valid until the next change."""
+        row = self._row(seq)
+        return self.table.blocks[row, : self.table.num_blocks(row)]
+
+    def rows(self, seqs: Sequence[int]) -> Int32:
+        """Row of the block table that each sequence has for its whole life, int32 [n]."""
+        return self.table.find(seqs).astype(np.int32)
+
+    def tables(self, seqs: Sequence[int], out: Int32 | None = None) -> Tables:
+        """The batch's tables for a kernel; padded into `out` (int32 [>= n, >= w]) when given."""
+        return Tables(self.table, self.table.find(seqs), out)
+
+    def stamp(self) -> int:
+        """The present moment, for `changed_rows`."""
+        return self.table.clock
+
+    def changed_rows(self, since: int) -> Int32:
+        """Table rows of open sequences touched after the stamp `since`, ascending int32."""
+        return np.flatnonzero(self.table.stamps > since).astype(np.int32)
+
+    def padded_rows(self, rows: Int32) -> Int32:
+        """Whole table rows for upload: int32 [r, w], w = blocks of the longest, padded with 0."""
+        lengths = self.table.lengths[rows] + np.maximum(self.table.reserved[rows], 0)
+        width = int((-(-lengths // self.block_size)).max(initial=0))
+        return self.table.blocks[rows, :width]
+
+    def match(
+        self,
+        tokens: Tokens,
+        namespace: str | bytes | None = None,
+        public: int = 0,
+        extra: bytes | None = None,
+    ) -> Match:
+        """What `open` would find and what the whole prompt would take. Changes nothing.
+
+        demand = ceil(len(tokens) / B) less the full hits that are in use already (held, or being
+        copied out): `demand <= num_free_blocks + num_cached_blocks` exactly when `open` and
+        `reserve` of the rest would succeed.
+        """
+        array, frames = self._named(tokens, namespace, public, extra)
+        hits, _, cached = self._look_up(array, frames, public)
+        used = (self.pool.counts[hits] > 0) | (self.pool.leases[hits] > 0)
+        return Match(cached, -(-len(array) // self.block_size) - int(used.sum()))
+
+    def demand(self, seqs: Sequence[int], counts: Sequence[int] | Int64) -> int:
+        """Blocks that `reserve(seqs, counts)` takes if it need not save copies."""
+        return self._plan(seqs, counts).demand
+
+    def can_reserve(self, seqs: Sequence[int], counts: Sequence[int] | Int64) -> bool:
+        """Whether `reserve(seqs, counts)` would succeed now."""
+        plan = self._plan(seqs, counts)
+        plan.fit(self.pool.num_available)
+        return plan.demand <= self.pool.num_available
+
+    # ---- the life of a sequence -----------------------------------------------------------------
+
+    def open(
+        self,
+        tokens: Tokens = (),
+        namespace: str | bytes | None = None,
+        public: int = 0,
+        extra: bytes | None = None,
+    ) -> SeqId:
+        """Opens a sequence on the longest cached prefix of `tokens` and holds those blocks.
+
+            [0, c)      cached and committed, c <= len(tokens) - 1
+            [c, ...)    not there: to be reserved and computed
+
+        `tokens` are for looking up only: names come from what is committed. `namespace` separates
+        tenants, all but the first `public` tokens; `extra` is whatever else makes K/V differ (an
+        adapter, an image). Takes no block from the free ones. OutOfSequences when every row is
+        taken; ValueError for bad tokens or a `public` outside 0..len(tokens).
+        """
+        array, frames = self._named(tokens, namespace, public, extra)
+        if len(array) > self.max_blocks_per_seq * self.block_size:
+            raise ValueError(
+                f"{len(array)} tokens do not fit in max_blocks_per_seq={self.max_blocks_per_seq} "
+                f"blocks of {self.block_size}"
+            )
+        self.table.need(1)
+        hits, tail, cached = self._look_up(array, frames, public)
+        blocks = np.array(hits if tail == ROOT else [*hits, tail], np.int32)
+        row = self.table.take(namespace, extra, frames, public)
+        self.pool.change(blocks, +1)
+        self.table.blocks[row, : len(blocks)] = blocks
+        self.table.lengths[row] = self.table.found[row] = cached
+        self._touched(np.array([row]))
+        return self.table.seq(row)
+
+    def reserve(self, seqs: Sequence[int], counts: Sequence[int] | Int64) -> Reservation:
+        """Makes room for `counts[i]` more tokens of each sequence; the write rule decides where.
+
+            [0, n)              committed
+            [n - n % B, n)      copied first when others see the block (`copies`)
+            [n, n + k)          reserved: not true yet, seen by kernels, not findable
+
+        OutOfBlocks when free and cached blocks do not suffice; ValueError for a negative count, a
+        length past `max_blocks_per_seq`, or a sequence that has an open reservation.
+        """
+        plan = self._plan(seqs, counts)
+        plan.fit(self.pool.num_available)
+        need = plan.demand
+        if need > self.pool.num_available:
+            raise OutOfBlocks(need, self.pool.num_free, self.pool.num_cached)
+        self._withdraw(plan.withdraw)
+        self._evict(need - self.pool.num_free)
+        return self._apply(plan, self.pool.allocate(need))
+
+    def commit(self, seqs: Sequence[int], tokens: Sequence[Tokens]) -> None:
+        """Ends reservations: `tokens[i]` (j <= k of them) are in place.
+
+            [n, n + j)      committed
+            [n + j, n + k)  given back
+
+        A block that has become full is published under the tokens committed, if its parent is; if
+        that name exists the table entry moves to the existing block and the own copy is let go.
+        """
+        which = self.table.find(seqs)
+        flat, counts = flatten_tokens(tokens, len(which))
+        reserved = self.table.reserved[which]
+        if (reserved < counts).any():
+            self._refuse_commit(which, counts)
+        rows, starts = self.table, self.table.lengths[which]
+        self.contents.reshape(-1)[rows.slots(which, starts, counts)] = flat
+        ends = starts + counts
+        self._end_copies(which)
+        self._drop_entries(
+            which, -(-ends // self.block_size), -(-(starts + reserved) // self.block_size)
+        )
+        rows.lengths[which] = ends
+        rows.reserved[which] = NO_RESERVATION
+        if self.prefix_caching:
+            firsts, lasts = starts // self.block_size, ends // self.block_size
+            for place in np.flatnonzero(lasts > firsts).tolist():
+                self._publish_full(int(which[place]), int(firsts[place]), int(lasts[place]))
+        self._touched(which)
+
+    def cancel(self, seqs: Sequence[int]) -> None:
+        """Ends reservations as if they had not been: tables and counts are as before `reserve`.
+
+        Names withdrawn and blocks evicted for it do not come back.
+        """
+        which = self.table.find(seqs)
+        missing = self.table.reserved[which] == NO_RESERVATION
+        if missing.any():
+            raise ValueError(
+                f"sequence {self.table.seqs[which[missing][0]]} has no open reservation"
+            )
+        self._cancel(which)
+        self._touched(which)
+
+    def fork(self, seq: int, n: int = 1) -> tuple[SeqId, ...]:
+        """n more sequences with the same blocks, the partly filled tail included.
+
+        OutOfSequences when rows are short; ValueError for n < 0 or an open reservation.
+        """
+        row = self._row(seq)
+        if n < 0:
+            raise ValueError(f"n={n} forks: give a number of at least 0")
+        if self.table.reserved[row] != NO_RESERVATION:
+            raise ValueError(f"sequence {seq} has an open reservation: commit or cancel it first")
+        self.table.need(n)
+        rows = self.table
+        blocks = rows.blocks[row, : rows.num_blocks(row)].copy()
+        self.pool.change(np.tile(blocks, n), +1)
+        new = []
+        for _ in range(n):
+            namespace, extra = rows.namespaces[row]
+            child = rows.take(namespace, extra, rows.frames[row], int(rows.public[row]))
+            rows.blocks[child, : len(blocks)] = blocks
+            rows.lengths[child] = rows.lengths[row]
+            rows.found[child] = rows.found[row]
+            new.append(child)
+        self._touched(np.array(new, np.int64))
+        return tuple(rows.seq(child) for child in new)
+
+    def truncate(self, seq: int, n: int) -> None:
+        """Forgets all but the first n tokens; cancels an open reservation first.
+
+            [0, n)  kept, public part at most n
+            [n, ..) released, tail first
+
+        Publishes nothing. ValueError unless 0 <= n <= length.
+        """
+        row = self._row(seq)
+        length = int(self.table.lengths[row])
+        if not 0 <= n <= length:
+            raise ValueError(f"cannot truncate sequence {seq} of {length} tokens to {n}")
+        which = np.array([row])
+        self._cancel(which[self.table.reserved[which] != NO_RESERVATION])
+        have = np.array([self.table.num_blocks(row)])
+        self._drop_entries(which, np.array([-(-n // self.block_size)]), have)
+        self.table.lengths[row] = n
+        self.table.public[row] = min(int(self.table.public[row]), n)
+        self._touched(which)
+
+    def close(self, seq: int) -> None:
+        """Ends a sequence: cancels an open reservation, releases its blocks, tail first.
+
+        A partly filled tail that nobody else holds is published with the committed extent, if its
+        parent is; if that name exists the own copy is freed.
+        """
+        row = self._row(seq)
+        which = np.array([row])
+        self._cancel(which[self.table.reserved[which] != NO_RESERVATION])
+        if self.prefix_caching:
+            self._publish_tail(row)
+        count = self.table.num_blocks(row)
+        self.pool.change(self.table.blocks[row, :count][::-1].copy(), -1)
+        self.table.give_back(row)
+        self._touched(which[:0])
+
+    # ---- the pool --------------------------------------------------------------------------------
+
+    def evict(self, k: int) -> Int32:
+        """Frees up to k cached blocks, oldest first; returns those it evicted (int32)."""
+        if k < 0:
+            raise ValueError(f"k={k} blocks to evict: give a number of at least 0")
+        evicted = self._evict(k)
+        self._touched(np.zeros(0, np.int64))
+        return evicted
+
+    def reset_cache(self) -> None:
+        """Withdraws every name; cached blocks become free, held blocks stay with their holders."""
+        self._withdraw(
+            [b for b, p in enumerate(self.index.parents) if p == ROOT and self.index.keys[b]]
+        )
+        self._touched(np.zeros(0, np.int64))
+
+    def lease(self, blocks: Sequence[int] | Int32) -> Lease:
+        """Keeps blocks from being reused, whoever closes meanwhile, until the lease is released.
+
+        A block that nobody holds is draining while leased. ValueError for a free or repeated block.
+        """
+        ids = self._block_ids(blocks)
+        free = ids[self.pool.is_free(ids)]
+        if len(free):
+            raise ValueError(f"block {free[0]} is free: it has no content to lease")
+        if len(np.unique(ids)) != len(ids):
+            raise ValueError(f"a block is named twice in the lease {ids.tolist()}")
+        lease = Lease(self.next_lease, ids, self.end_lease)
+        self.next_lease += 1
+        self.leases[lease.id] = ids
+        self.pool.lease(ids)
+        self._touched(np.zeros(0, np.int64))
+        return lease
+
+    def end_lease(self, lease_id: int) -> None:
+        """Ends a lease by its id (`Lease.release` does; by id after `restore`)."""
+        if lease_id not in self.leases:
+            raise KeyError(f"lease {lease_id} is not open")
+        self.pool.end_lease(self.leases.pop(lease_id))
+        self._touched(np.zeros(0, np.int64))
+
+    # ---- state -----------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Recomputes every invariant from scratch; InvariantError says what differs."""
+        check_manager(self)
+
+    def snapshot(self) -> bytes:
+        """Everything that can influence a later result, as bytes."""
+        return pack_manager(self)
+
+    @classmethod
+    def restore(cls, data: bytes) -> BlockManager:
+        """The manager that `snapshot` saw. ValueError for truncated or foreign data."""
+        return unpack_manager(cls, data)
+
+    def state_key(self) -> bytes:
+        """Equal for states that behave alike, whatever their ids."""
+        return state_key(self)
+
+    def export_sequence(self, seq: int) -> bytes:
+        """A sequence's tokens, block ids and naming facts (no K/V), for `import_sequence`."""
+        row = self._row(seq)
+        if self.table.reserved[row] != NO_RESERVATION:
+            raise ValueError(f"sequence {seq} has an open reservation: commit or cancel it first")
+        return pack_sequence(self, row)
+
+    def import_sequence(self, data: bytes) -> Imported:
+        """Opens an exported sequence by name and reserves the rest; the caller writes, then commits.
+
+        Block sizes may differ. Errors as `open` and `reserve`; nothing is left open then.
+        """
+        facts = unpack_sequence(data)
+        tokens = facts.tokens
+        seq = self.open(tokens, facts.namespace, facts.public, facts.extra)
+        rest = tokens[self.length(seq) :]
+        try:
+            return Imported(seq, self.reserve([seq], [len(rest)]), rest)
+        except Exception:
+            self.close(seq)
+            raise
+
+    # ---- steps of the verbs ------------------------------------------------------------------------
+
+    def _row(self, seq: int) -> int:
+        return int(self.table.find([seq])[0])
+
+    def _block_ids(self, blocks: Sequence[int] | Int32) -> Int32:
+        ids = np.array(blocks, np.int64).reshape(-1)
+        bad = ids[(ids < 1) | (ids > self.num_blocks)]
+        if len(bad):
+            raise ValueError(f"block {bad[0]} is not one of 1..{self.num_blocks}")
+        return ids.astype(np.int32)
+
+    def _named(
+        self, tokens: Tokens, namespace: str | bytes | None, public: int, extra: bytes | None
+    ) -> tuple[Int32, Frames]:
+        array = token_array(tokens)
+        if not 0 <= public <= len(array):
+            raise ValueError(f"public={public} must be from 0 to the {len(array)} tokens given")
+        return array, make_frames(namespace, extra)
+
+    def _look_up(self, tokens: Int32, frames: Frames, public: int) -> tuple[list[int], int, int]:
+        """(full hits, partial hit or ROOT, cached tokens); at least one token is left to compute."""
+        if not self.prefix_caching or len(tokens) < 2:
+            return [], ROOT, 0
+        most, public_blocks = len(tokens) - 1, public // self.block_size
+        hits = self.index.full_hits(tokens, frames, public_blocks, most // self.block_size)
+        start = len(hits) * self.block_size
+        frame = frames.public if len(hits) < public_blocks else frames.private
+        rest = tokens[start : min(start + self.block_size, most)]
+        if not len(rest):
+            return hits, ROOT, start
+        tail, common = self.index.partial_hit(hits[-1] if hits else ROOT, frame, rest)
+        return hits, tail, start + common
+
+    def _plan(self, seqs: Sequence[int], counts: Sequence[int] | Int64) -> WritePlan:
+        rows, which = self.table, self.table.find(seqs)
+        wanted = int_array(counts, "counts")
+        if wanted.shape != which.shape:
+            raise ValueError(f"{len(counts)} counts for {len(which)} sequences")
+        if (wanted < 0).any():
+            raise ValueError(f"cannot reserve {wanted[wanted < 0][0]} tokens: give at least 0")
+        busy = rows.reserved[which] != NO_RESERVATION
+        if busy.any():
+            raise ValueError(
+                f"sequence {rows.seqs[which[busy][0]]} has an open reservation: "
+                "commit or cancel it first"
+            )
+        longest = self.max_blocks_per_seq * self.block_size
+        over = rows.lengths[which] + wanted > longest
+        if over.any():
+            raise ValueError(
+                f"sequence {rows.seqs[which[over][0]]}: {rows.lengths[which[over][0]]} + "
+                f"{wanted[over][0]} tokens pass max_blocks_per_seq={self.max_blocks_per_seq} "
+                f"({longest} tokens)"
+            )
+        return plan_writes(self.pool, rows, which, wanted)
+
+    def _apply(self, plan: WritePlan, blocks: Int32) -> Reservation:
+        """Puts the new blocks into the rows: in call order, a row's copy before its fresh blocks."""
+        rows, which = self.table, plan.rows
+        copying = np.flatnonzero(plan.copies)
+        copies = np.zeros((len(copying), 3), np.int32)
+        if len(copying):
+            taken = plan.fresh + plan.copies
+            of_copies = (np.cumsum(taken) - taken)[copying]
+            at = which[copying], plan.owned[copying] - 1
+            copies[:, 0] = rows.copy_sources[at[0]] = rows.blocks[at]
+            copies[:, 1] = rows.blocks[at] = blocks[of_copies]
+            copies[:, 2] = plan.starts[copying] % self.block_size
+            self.contents[copies[:, 1]] = self.contents[copies[:, 0]]
+            blocks = np.delete(blocks, of_copies)
+        owner, place = repeat_ranges(plan.fresh)
+        rows.blocks[which[owner], plan.owned[owner] + place] = blocks
+        rows.reserved[which] = plan.counts
+        self._touched(which)
+        slots = rows.slots(which, plan.starts, plan.counts)
+        return Reservation(slots[None], (copies,))
+
+    def _refuse_commit(self, which: Int64, counts: Int64) -> None:
+        reserved = self.table.reserved[which]
+        place = int(np.flatnonzero(reserved < counts)[0])
+        seq, k = self.table.seqs[which[place]], reserved[place]
+        if k == NO_RESERVATION:
+            raise ValueError(f"sequence {seq} has no open reservation to commit")
+        raise ValueError(f"sequence {seq}: {counts[place]} tokens committed, {k} were reserved")
+
+    def _cancel(self, which: Int64) -> None:
+        rows = self.table
+        starts, reserved = rows.lengths[which], rows.reserved[which]
+        self._drop_entries(
+            which, -(-starts // self.block_size), -(-(starts + reserved) // self.block_size)
+        )
+        copying = which[rows.copy_sources[which] != 0]
+        at = copying, rows.lengths[copying] // self.block_size
+        copies = rows.blocks[at]
+        rows.blocks[at] = rows.copy_sources[copying]
+        rows.copy_sources[copying] = 0
+        self.pool.change(copies, -1)
+        rows.reserved[which] = NO_RESERVATION
+
+    def _end_copies(self, which: Int64) -> None:
+        sources = self.table.copy_sources[which]
+        sources = sources[sources != 0]
+        if len(sources):
+            self.table.copy_sources[which] = 0
+            self.pool.change(sources, -1)
+
+    def _drop_entries(self, which: Int64, keep: Int64, have: Int64) -> None:
+        """Releases table entries [keep, have) of each row, tail first."""
+        surplus = have - keep
+        if not surplus.any():
+            return
+        owner, place = repeat_ranges(surplus)
+        at = which[owner], (have[owner] - 1 - place)
+        blocks = self.table.blocks[at]
+        self.table.blocks[at] = 0
+        self.pool.change(blocks, -1)
+
+    def _publish_full(self, row: int, first: int, last: int) -> None:
+        """Names the blocks [first, last) of a row, which have just become full."""
+        rows, index, pool = self.table, self.index, self.pool
+        frames, public_blocks = rows.frames[row], int(rows.public[row]) // self.block_size
+        parent = int(rows.blocks[row, first - 1]) if first else ROOT
+        if parent != ROOT and pool.extents[parent] != self.block_size:
+            return
+        contents = token_bytes(self.contents[rows.blocks[row, first:last]].reshape(-1))
+        size = 4 * self.block_size
+        for i, block in enumerate(rows.blocks[row, first:last].tolist()):
+            frame = frames.public if first + i < public_blocks else frames.private
+            tokens = contents[i * size : (i + 1) * size]
+            known = index.find(parent, frame, tokens)
+            if known == ROOT:
+                index.publish(block, parent, frame, tokens)
+                pool.name(block, self.block_size)
+                parent = block
+            else:
+                pool.change(np.array([known], np.int32), +1)
+                rows.blocks[row, first + i] = known
+                pool.change(np.array([block], np.int32), -1)
+                parent = known
+
+    def _publish_tail(self, row: int) -> None:
+        rows, pool = self.table, self.pool
+        at, fill = divmod(int(rows.lengths[row]), self.block_size)
+        if not fill:
+            return
+        block = int(rows.blocks[row, at])
+        parent = int(rows.blocks[row, at - 1]) if at else ROOT
+        if pool.counts[block] > 1 or pool.extents[block]:
+            return
+        if parent != ROOT and pool.extents[parent] != self.block_size:
+            return
+        frames = rows.frames[row]
+        frame = frames.public if at < int(rows.public[row]) // self.block_size else frames.private
+        tokens = token_bytes(self.contents[block, :fill])
+        if self.index.find(parent, frame, tokens) == ROOT:
+            self.index.publish(block, parent, frame, tokens)
+            pool.name(block, fill)
+
+    def _withdraw(self, blocks: list[int]) -> None:
+        """Withdraws names with all their descendants'; cached blocks among them become free."""
+        gone: list[int] = []
+        for block in blocks:
+            if self.index.keys[block]:  # not already withdrawn with an ancestor
+                gone += self.index.withdraw(block)
+        if gone:
+            self.pool.unname(np.array(gone, np.int32))
+
+    def _evict(self, k: int) -> Int32:
+        if k <= 0:
+            return np.zeros(0, np.int32)
+        oldest = self.pool.take_oldest(k)
+        self._withdraw(oldest.tolist())
+        return oldest
+
+    def _touched(self, which: Int64) -> None:
+        self.table.touch(which)
+        if self.sanitize:
+            self.check()

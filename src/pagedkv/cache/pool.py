@@ -1,0 +1,150 @@
+"""Who holds which block. The only file that changes a reference count.
+
+A block is in exactly one of four states:
+
+    held      count > 0
+    draining  count 0, leased: being copied out, not available
+    cached    count 0, not leased, named: findable, evictable
+    free      count 0, not leased, no name
+
+`change` moves blocks between held and the rest; a lease, and giving or taking a name, move the
+blocks that nobody holds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pagedkv.cache.evict import EvictionRing
+from pagedkv.cache.types import NUM_GROUPS, Int32
+
+
+class Pool:
+    """Counts, leases, published extents, the free stack and the eviction order.
+
+    Arrays are indexed by block id, 0..num_blocks; entry 0 (the null block) is never touched.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.group_counts = np.zeros((NUM_GROUPS, num_blocks + 1), np.int32)
+        self.counts = self.group_counts[0]
+        self.leases = np.zeros(num_blocks + 1, np.int32)
+        self.extents = np.zeros(num_blocks + 1, np.int32)  # published slots; 0: no name
+        self.ring = EvictionRing(num_blocks)
+        # A stack, lowest id on top, so that a fresh pool hands out adjacent blocks.
+        self._free = np.arange(num_blocks, 0, -1, dtype=np.int32)
+        self.num_free = num_blocks
+        self.num_cached = 0
+        self.num_draining = 0
+        self._last_seen = np.zeros(num_blocks + 1, np.int64)  # scratch of `_last_mentions`
+
+    @property
+    def num_held(self) -> int:
+        return self.num_blocks - self.num_free - self.num_cached - self.num_draining
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be had without taking one from a holder."""
+        return self.num_free + self.num_cached
+
+    def change(self, blocks: Int32, delta: int) -> None:
+        """Adds delta (+1 or -1) to the count of each block; a block may be named several times.
+
+        Blocks that lose their last holder become draining, cached (newest in the order given) or
+        free; blocks that gain their first one leave that state. Freshly allocated blocks must
+        come from `allocate`.
+        """
+        if len(blocks) == 0:
+            return
+        if delta > 0:
+            idle = self._last_mentions(blocks[self.counts[blocks] == 0])
+            np.add.at(self.counts, blocks, delta)
+            leased = self.leases[idle] > 0
+            cached = idle[~leased & (self.extents[idle] > 0)]
+            self.ring.discard(cached)
+            self.num_cached -= len(cached)
+            self.num_draining -= int(leased.sum())
+        else:
+            np.add.at(self.counts, blocks, delta)
+            self._park(self._last_mentions(blocks[self.counts[blocks] == 0]))
+
+    def allocate(self, n: int) -> Int32:
+        """Takes n free blocks, held once each. The caller has made sure that n are free."""
+        blocks = self._free[self.num_free - n : self.num_free][::-1].copy()
+        self.num_free -= n
+        self.change(blocks, +1)
+        return blocks
+
+    def take_oldest(self, k: int) -> Int32:
+        """Takes up to k cached blocks out of the eviction order; the caller withdraws their names.
+
+        They count as cached until `unname`.
+        """
+        return self.ring.take(k)
+
+    def name(self, block: int, extent: int) -> None:
+        """Records that a held block is published up to `extent` slots."""
+        self.extents[block] = extent
+
+    def unname(self, blocks: Int32) -> None:
+        """Takes the names away (each block once); blocks that nobody holds or leases become free."""
+        self.extents[blocks] = 0
+        cached = blocks[(self.counts[blocks] == 0) & (self.leases[blocks] == 0)]
+        self.ring.discard(cached)
+        self.num_cached -= len(cached)
+        self._push_free(cached)
+
+    def lease(self, blocks: Int32) -> None:
+        """Forbids reuse of held, cached or draining blocks, each named once."""
+        first = blocks[(self.counts[blocks] == 0) & (self.leases[blocks] == 0)]
+        self.leases[blocks] += 1
+        self.ring.discard(first)
+        self.num_cached -= len(first)
+        self.num_draining += len(first)
+
+    def end_lease(self, blocks: Int32) -> None:
+        """Ends one lease of each block; those that nobody holds become cached or free."""
+        self.leases[blocks] -= 1
+        last = blocks[(self.counts[blocks] == 0) & (self.leases[blocks] == 0)]
+        self.num_draining -= len(last)
+        self._park(last)
+
+    def is_free(self, blocks: Int32) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        return (self.counts[blocks] == 0) & (self.leases[blocks] == 0) & (self.extents[blocks] == 0)
+
+    def free_stack(self) -> Int32:
+        """The free blocks, next to be allocated last. A view."""
+        return self._free[: self.num_free]
+
+    def load(self, free_stack: Int32, order: Int32, num_draining: int) -> None:
+        """Takes over a saved state; counts, leases and extents are set by the caller."""
+        self.num_free = len(free_stack)
+        self._free[: self.num_free] = free_stack
+        self.ring.append(order)
+        self.num_cached = len(order)
+        self.num_draining = num_draining
+
+    def _park(self, idle: Int32) -> None:
+        """Sorts blocks that have just lost their last holder or lease into their new state."""
+        if len(idle) == 0:
+            return
+        leased = self.leases[idle] > 0
+        named = self.extents[idle] > 0
+        self.num_draining += int(leased.sum())
+        cached = idle[named & ~leased]
+        self.ring.append(cached)
+        self.num_cached += len(cached)
+        self._push_free(idle[~named & ~leased])
+
+    def _push_free(self, blocks: Int32) -> None:
+        self._free[self.num_free : self.num_free + len(blocks)] = blocks
+        self.num_free += len(blocks)
+
+    def _last_mentions(self, blocks: Int32) -> Int32:
+        """The distinct blocks, in the order of their last mention."""
+        if len(blocks) < 2:
+            return blocks
+        places = np.arange(len(blocks))
+        self._last_seen[blocks] = places  # of repeated indices numpy keeps the last
+        return blocks[self._last_seen[blocks] == places]

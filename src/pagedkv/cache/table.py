@@ -1,0 +1,139 @@
+"""The block table: one row a sequence, and what belongs to the row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pagedkv.cache.errors import OutOfSequences
+from pagedkv.cache.index import Frames, make_frames
+from pagedkv.cache.types import NUM_GROUPS, Int32, Int64, SeqId
+
+NO_RESERVATION = -1
+
+
+def int_array(values: Sequence[int] | Int64, what: str) -> Int64:
+    """Outside integers as int64 [n]; ValueError for anything else."""
+    if len(values) == 0:
+        return np.zeros(0, np.int64)
+    array = np.asarray(values)
+    if array.ndim != 1 or array.dtype.kind != "i":
+        raise ValueError(f"{what} must be a flat list of integers, got {values!r:.200}")
+    return array.astype(np.int64, copy=False)
+
+
+class BlockTable:
+    """Rows of the block table and their lengths; all arrays are indexed by row.
+
+    A sequence id is (a serial that is never used again) * max_seqs + row, so a whole batch of ids
+    is checked and turned into rows by arithmetic.
+    """
+
+    def __init__(self, max_seqs: int, width: int, block_size: int) -> None:
+        self.max_seqs, self.width, self.block_size = max_seqs, width, block_size
+        self.group_blocks = np.zeros((NUM_GROUPS, max_seqs, width), np.int32)
+        self.blocks = self.group_blocks[0]
+        self.seqs = np.zeros(max_seqs, np.int64)  # 0: the row is not in use
+        self.lengths = np.zeros(max_seqs, np.int64)  # committed tokens
+        self.reserved = np.full(max_seqs, NO_RESERVATION, np.int64)
+        self.group_copy_sources = np.zeros((NUM_GROUPS, max_seqs), np.int32)  # 0: no copy pending
+        self.copy_sources = self.group_copy_sources[0]
+        self.public = np.zeros(max_seqs, np.int64)
+        self.found = np.zeros(max_seqs, np.int64)  # tokens that `open` found cached
+        self.stamps = np.zeros(max_seqs, np.int64)  # when the row was last touched
+        self.clock = 0
+        self.namespaces: list[tuple[str | bytes | None, bytes | None]] = [(None, None)] * max_seqs
+        self.frames: list[Frames] = [make_frames(None, None)] * max_seqs
+        self._unused = list(range(max_seqs - 1, -1, -1))
+        self._next_serial = 1
+        self._mark = np.zeros(max_seqs, np.int64)  # scratch of `find`
+
+    @property
+    def num_open(self) -> int:
+        return self.max_seqs - len(self._unused)
+
+    def find(self, seqs: Sequence[int] | Int64) -> Int64:
+        """Rows of open sequences. KeyError names an unknown id, ValueError a repeated one."""
+        ids = int_array(seqs, "sequence ids")
+        rows = ids % self.max_seqs
+        known = self.seqs[rows] == ids
+        if not known.all() or (ids <= 0).any():
+            bad = ids[~known | (ids <= 0)][0]
+            raise KeyError(f"sequence {bad} is not open")
+        places = np.arange(len(rows))
+        self._mark[rows] = places
+        again = self._mark[rows] != places
+        if again.any():
+            raise ValueError(f"sequence {ids[again][0]} is named twice in one call")
+        return rows
+
+    def need(self, n: int) -> None:
+        """Raises OutOfSequences unless n more rows can be taken."""
+        if n > len(self._unused):
+            raise OutOfSequences(n, self.num_open, self.max_seqs)
+
+    def take(
+        self,
+        namespace: str | bytes | None,
+        extra: bytes | None,
+        frames: Frames,
+        public: int,
+    ) -> int:
+        """Puts a new, empty sequence into an unused row and returns the row."""
+        row = self._unused.pop()
+        self.seqs[row] = self._next_serial * self.max_seqs + row
+        self._next_serial += 1
+        self.namespaces[row] = (namespace, extra)
+        self.frames[row] = frames
+        self.public[row] = public
+        return row
+
+    def give_back(self, row: int) -> None:
+        """Empties a row whose blocks have been released."""
+        self.blocks[row, : self.num_blocks(row)] = 0
+        self.seqs[row] = self.lengths[row] = self.public[row] = 0
+        self.found[row] = self.stamps[row] = 0
+        self._unused.append(row)
+
+    def seq(self, row: int) -> SeqId:
+        return SeqId(int(self.seqs[row]))
+
+    def num_blocks(self, row: int) -> int:
+        """Table entries in use: committed and reserved."""
+        return -(-int(self.lengths[row] + max(self.reserved[row], 0)) // self.block_size)
+
+    def touch(self, rows: Int64) -> None:
+        self.clock += 1
+        self.stamps[rows] = self.clock
+
+    def slots(self, rows: Int64, starts: Int64, counts: Int64) -> Int64:
+        """Slots of positions [start, start + count) of each row, flat int64 [sum counts]."""
+        owner = np.repeat(np.arange(len(rows)), counts)
+        firsts = np.cumsum(counts) - counts
+        positions = np.arange(len(owner)) + (starts - firsts)[owner]
+        index, offset = np.divmod(positions, self.block_size)
+        return self.blocks[rows[owner], index].astype(np.int64) * self.block_size + offset
+
+    def open_rows(self) -> Int64:
+        """Rows in use, oldest sequence first."""
+        rows = np.flatnonzero(self.seqs)
+        return rows[np.argsort(self.seqs[rows] // self.max_seqs)]
+
+    def unused_rows(self) -> list[int]:
+        return self._unused
+
+    @property
+    def next_serial(self) -> int:
+        return self._next_serial
+
+    def load_free(self, unused: list[int], next_serial: int) -> None:
+        """Takes over a saved state; the arrays are set by the caller."""
+        self._unused = unused
+        self._next_serial = next_serial
+
+
+def repeat_ranges(counts: Int64) -> tuple[Int64, Int64]:
+    """For ragged rows: (owner of each element, its place inside the owner), flat [sum counts]."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return owner, np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]

@@ -101,7 +101,7 @@ def _check_states(m: BlockManager) -> None:
         expected = np.flatnonzero(mask)
         _require(
             np.array_equal(np.sort(listed), expected),
-            f"{what} holds {sorted(listed.tolist())}, the blocks in that state are {expected.tolist()}",
+            f"{what} holds {sorted(listed.tolist())}, in that state are {expected.tolist()}",
         )
 
 

@@ -58,7 +58,8 @@ class EvictionRing:
         """All blocks, oldest first, as a new array."""
         blocks = self._blocks[self._head : self._tail]
         live = self._stamps[self._head : self._tail] == self._stamp_of[blocks]
-        return blocks[live]
+        order: Int32 = blocks[live]
+        return order
 
     def _compact(self) -> None:
         live = self.order()

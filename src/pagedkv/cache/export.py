@@ -45,7 +45,8 @@ class Tables:
             or out.shape[1] < width
         ):
             raise ValueError(
-                f"out must be int32 of at least [{len(which)}, {width}], got {out.dtype} {list(out.shape)}"
+                f"out must be int32 of at least [{len(which)}, {width}], "
+                f"got {out.dtype} {list(out.shape)}"
             )
         self._inside = np.arange(out.shape[1]) < self._counts[:, None]
         self._padded = out[: len(which)]

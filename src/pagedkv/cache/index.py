@@ -118,7 +118,7 @@ class PrefixIndex:
         return path[:n]
 
     def partial_hit(self, parent: int, frame: bytes, tokens: Int32) -> tuple[int, int]:
-        """The child with the longest common token prefix with `tokens` (at most B): (block, length).
+        """(block, length) of the child sharing the longest prefix with `tokens` (at most B).
 
         Of equals the one with the smallest token string; (ROOT, 0) if no child shares a token.
         """
@@ -151,7 +151,7 @@ class PrefixIndex:
             self._heirs[parent] = block
 
     def withdraw(self, block: int) -> list[int]:
-        """Takes away the names of a block and of all its descendants; returns them, leaves first."""
+        """Takes the names of a block and all its descendants; returns them, leaves first."""
         found = [block]
         for node in found:
             if self._children[node]:

@@ -13,12 +13,15 @@ import numpy as np
 from pagedkv.cache.check import check_manager
 from pagedkv.cache.errors import OutOfBlocks
 from pagedkv.cache.export import Tables
-from pagedkv.cache.index import ROOT, Frames, PrefixIndex, make_frames, token_bytes
+from pagedkv.cache.index import ROOT, Frames, PrefixIndex, make_frames
 from pagedkv.cache.lease import Lease
 from pagedkv.cache.pool import Pool
-from pagedkv.cache.table import NO_RESERVATION, BlockTable, int_array, repeat_ranges
+from pagedkv.cache.publish import evict, publish_full, publish_tail, withdraw
+from pagedkv.cache.reserve import apply, cancel, drop_entries, end_copies
 from pagedkv.cache.sequence_data import pack_sequence, unpack_sequence
 from pagedkv.cache.snapshot import pack_manager, state_key, unpack_manager
+from pagedkv.cache.state import State
+from pagedkv.cache.table import NO_RESERVATION, BlockTable, int_array
 from pagedkv.cache.types import (
     Imported,
     Int32,
@@ -71,6 +74,7 @@ class BlockManager:
         # Tokens whose K/V stands in each slot: what a block's name will say.
         self.contents = np.zeros((num_blocks + 1, block_size), np.int32)
         self.index = PrefixIndex(self.contents)
+        self._state = State(block_size, self.pool, self.table, self.index, self.contents)
         self.leases: dict[int, Int32] = {}
         self.next_lease = 1
 
@@ -111,11 +115,13 @@ class BlockManager:
     def block_table(self, seq: int) -> Int32:
         """Blocks of committed and reserved tokens: an int32 view, valid until the next change."""
         row = self._row(seq)
-        return self.table.blocks[row, : self.table.num_blocks(row)]
+        entries: Int32 = self.table.blocks[row, : self.table.num_blocks(row)]
+        return entries
 
     def rows(self, seqs: Sequence[int]) -> Int32:
         """Row of the block table that each sequence has for its whole life, int32 [n]."""
-        return self.table.find(seqs).astype(np.int32)
+        rows: Int32 = self.table.find(seqs).astype(np.int32)
+        return rows
 
     def tables(self, seqs: Sequence[int], out: Int32 | None = None) -> Tables:
         """The batch's tables for a kernel; padded into `out` (int32 [>= n, >= w]) when given."""
@@ -133,7 +139,8 @@ class BlockManager:
         """Whole table rows for upload: int32 [r, w], w = blocks of the longest, padded with 0."""
         lengths = self.table.lengths[rows] + np.maximum(self.table.reserved[rows], 0)
         width = int((-(-lengths // self.block_size)).max(initial=0))
-        return self.table.blocks[rows, :width]
+        entries: Int32 = self.table.blocks[rows, :width]
+        return entries
 
     def match(
         self,
@@ -163,7 +170,7 @@ class BlockManager:
         plan.fit(self.pool.num_available)
         return plan.demand <= self.pool.num_available
 
-    # ---- the life of a sequence -----------------------------------------------------------------
+    # ---- the life of a sequence ---------------------------------------------------------------
 
     def open(
         self,
@@ -213,9 +220,11 @@ class BlockManager:
         need = plan.demand
         if need > self.pool.num_available:
             raise OutOfBlocks(need, self.pool.num_free, self.pool.num_cached)
-        self._withdraw(plan.withdraw)
-        self._evict(need - self.pool.num_free)
-        return self._apply(plan, self.pool.allocate(need))
+        withdraw(self._state, plan.withdraw)
+        evict(self._state, need - self.pool.num_free)
+        reservation = apply(self._state, plan, self.pool.allocate(need))
+        self._touched(plan.rows)
+        return reservation
 
     def commit(self, seqs: Sequence[int], tokens: Sequence[Tokens]) -> None:
         """Ends reservations: `tokens[i]` (j <= k of them) are in place.
@@ -234,16 +243,19 @@ class BlockManager:
         rows, starts = self.table, self.table.lengths[which]
         self.contents.reshape(-1)[rows.slots(which, starts, counts)] = flat
         ends = starts + counts
-        self._end_copies(which)
-        self._drop_entries(
-            which, -(-ends // self.block_size), -(-(starts + reserved) // self.block_size)
+        end_copies(self._state, which)
+        drop_entries(
+            self._state,
+            which,
+            -(-ends // self.block_size),
+            -(-(starts + reserved) // self.block_size),
         )
         rows.lengths[which] = ends
         rows.reserved[which] = NO_RESERVATION
         if self.prefix_caching:
             firsts, lasts = starts // self.block_size, ends // self.block_size
             for place in np.flatnonzero(lasts > firsts).tolist():
-                self._publish_full(int(which[place]), int(firsts[place]), int(lasts[place]))
+                publish_full(self._state, int(which[place]), int(firsts[place]), int(lasts[place]))
         self._touched(which)
 
     def cancel(self, seqs: Sequence[int]) -> None:
@@ -257,7 +269,7 @@ class BlockManager:
             raise ValueError(
                 f"sequence {self.table.seqs[which[missing][0]]} has no open reservation"
             )
-        self._cancel(which)
+        cancel(self._state, which)
         self._touched(which)
 
     def fork(self, seq: int, n: int = 1) -> tuple[SeqId, ...]:
@@ -298,9 +310,9 @@ class BlockManager:
         if not 0 <= n <= length:
             raise ValueError(f"cannot truncate sequence {seq} of {length} tokens to {n}")
         which = np.array([row])
-        self._cancel(which[self.table.reserved[which] != NO_RESERVATION])
+        cancel(self._state, which[self.table.reserved[which] != NO_RESERVATION])
         have = np.array([self.table.num_blocks(row)])
-        self._drop_entries(which, np.array([-(-n // self.block_size)]), have)
+        drop_entries(self._state, which, np.array([-(-n // self.block_size)]), have)
         self.table.lengths[row] = n
         self.table.public[row] = min(int(self.table.public[row]), n)
         self._touched(which)
@@ -313,28 +325,29 @@ class BlockManager:
         """
         row = self._row(seq)
         which = np.array([row])
-        self._cancel(which[self.table.reserved[which] != NO_RESERVATION])
+        cancel(self._state, which[self.table.reserved[which] != NO_RESERVATION])
         if self.prefix_caching:
-            self._publish_tail(row)
+            publish_tail(self._state, row)
         count = self.table.num_blocks(row)
         self.pool.change(self.table.blocks[row, :count][::-1].copy(), -1)
         self.table.give_back(row)
         self._touched(which[:0])
 
-    # ---- the pool --------------------------------------------------------------------------------
+    # ---- the pool -----------------------------------------------------------------------------
 
     def evict(self, k: int) -> Int32:
         """Frees up to k cached blocks, oldest first; returns those it evicted (int32)."""
         if k < 0:
             raise ValueError(f"k={k} blocks to evict: give a number of at least 0")
-        evicted = self._evict(k)
+        evicted = evict(self._state, k)
         self._touched(np.zeros(0, np.int64))
         return evicted
 
     def reset_cache(self) -> None:
         """Withdraws every name; cached blocks become free, held blocks stay with their holders."""
-        self._withdraw(
-            [b for b, p in enumerate(self.index.parents) if p == ROOT and self.index.keys[b]]
+        withdraw(
+            self._state,
+            [b for b, p in enumerate(self.index.parents) if p == ROOT and self.index.keys[b]],
         )
         self._touched(np.zeros(0, np.int64))
 
@@ -363,7 +376,7 @@ class BlockManager:
         self.pool.end_lease(self.leases.pop(lease_id))
         self._touched(np.zeros(0, np.int64))
 
-    # ---- state -----------------------------------------------------------------------------------
+    # ---- state --------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Recomputes every invariant from scratch; InvariantError says what differs."""
@@ -390,21 +403,20 @@ class BlockManager:
         return pack_sequence(self, row)
 
     def import_sequence(self, data: bytes) -> Imported:
-        """Opens an exported sequence by name and reserves the rest; the caller writes, then commits.
+        """Opens an exported sequence by name and reserves the rest; the caller writes and commits.
 
-        Block sizes may differ. Errors as `open` and `reserve`; nothing is left open then.
+        Block sizes may differ. Errors as `open` and `reserve`.
         """
         facts = unpack_sequence(data)
-        tokens = facts.tokens
-        seq = self.open(tokens, facts.namespace, facts.public, facts.extra)
-        rest = tokens[self.length(seq) :]
-        try:
-            return Imported(seq, self.reserve([seq], [len(rest)]), rest)
-        except Exception:
-            self.close(seq)
-            raise
+        name = facts.tokens, facts.namespace, facts.public, facts.extra
+        demand = self.match(*name).demand
+        if demand > self.pool.num_available:
+            raise OutOfBlocks(demand, self.pool.num_free, self.pool.num_cached)
+        seq = self.open(*name)
+        rest = facts.tokens[self.length(seq) :]
+        return Imported(seq, self.reserve([seq], [len(rest)]), rest)
 
-    # ---- steps of the verbs ------------------------------------------------------------------------
+    # ---- steps of the verbs -------------------------------------------------------------------
 
     def _row(self, seq: int) -> int:
         return int(self.table.find([seq])[0])
@@ -425,7 +437,7 @@ class BlockManager:
         return array, make_frames(namespace, extra)
 
     def _look_up(self, tokens: Int32, frames: Frames, public: int) -> tuple[list[int], int, int]:
-        """(full hits, partial hit or ROOT, cached tokens); at least one token is left to compute."""
+        """(full hits, partial hit or ROOT, cached tokens), leaving at least one token."""
         if not self.prefix_caching or len(tokens) < 2:
             return [], ROOT, 0
         most, public_blocks = len(tokens) - 1, public // self.block_size
@@ -461,27 +473,6 @@ class BlockManager:
             )
         return plan_writes(self.pool, rows, which, wanted)
 
-    def _apply(self, plan: WritePlan, blocks: Int32) -> Reservation:
-        """Puts the new blocks into the rows: in call order, a row's copy before its fresh blocks."""
-        rows, which = self.table, plan.rows
-        copying = np.flatnonzero(plan.copies)
-        copies = np.zeros((len(copying), 3), np.int32)
-        if len(copying):
-            taken = plan.fresh + plan.copies
-            of_copies = (np.cumsum(taken) - taken)[copying]
-            at = which[copying], plan.owned[copying] - 1
-            copies[:, 0] = rows.copy_sources[at[0]] = rows.blocks[at]
-            copies[:, 1] = rows.blocks[at] = blocks[of_copies]
-            copies[:, 2] = plan.starts[copying] % self.block_size
-            self.contents[copies[:, 1]] = self.contents[copies[:, 0]]
-            blocks = np.delete(blocks, of_copies)
-        owner, place = repeat_ranges(plan.fresh)
-        rows.blocks[which[owner], plan.owned[owner] + place] = blocks
-        rows.reserved[which] = plan.counts
-        self._touched(which)
-        slots = rows.slots(which, plan.starts, plan.counts)
-        return Reservation(slots[None], (copies,))
-
     def _refuse_commit(self, which: Int64, counts: Int64) -> None:
         reserved = self.table.reserved[which]
         place = int(np.flatnonzero(reserved < counts)[0])
@@ -489,95 +480,6 @@ class BlockManager:
         if k == NO_RESERVATION:
             raise ValueError(f"sequence {seq} has no open reservation to commit")
         raise ValueError(f"sequence {seq}: {counts[place]} tokens committed, {k} were reserved")
-
-    def _cancel(self, which: Int64) -> None:
-        rows = self.table
-        starts, reserved = rows.lengths[which], rows.reserved[which]
-        self._drop_entries(
-            which, -(-starts // self.block_size), -(-(starts + reserved) // self.block_size)
-        )
-        copying = which[rows.copy_sources[which] != 0]
-        at = copying, rows.lengths[copying] // self.block_size
-        copies = rows.blocks[at]
-        rows.blocks[at] = rows.copy_sources[copying]
-        rows.copy_sources[copying] = 0
-        self.pool.change(copies, -1)
-        rows.reserved[which] = NO_RESERVATION
-
-    def _end_copies(self, which: Int64) -> None:
-        sources = self.table.copy_sources[which]
-        sources = sources[sources != 0]
-        if len(sources):
-            self.table.copy_sources[which] = 0
-            self.pool.change(sources, -1)
-
-    def _drop_entries(self, which: Int64, keep: Int64, have: Int64) -> None:
-        """Releases table entries [keep, have) of each row, tail first."""
-        surplus = have - keep
-        if not surplus.any():
-            return
-        owner, place = repeat_ranges(surplus)
-        at = which[owner], (have[owner] - 1 - place)
-        blocks = self.table.blocks[at]
-        self.table.blocks[at] = 0
-        self.pool.change(blocks, -1)
-
-    def _publish_full(self, row: int, first: int, last: int) -> None:
-        """Names the blocks [first, last) of a row, which have just become full."""
-        rows, index, pool = self.table, self.index, self.pool
-        frames, public_blocks = rows.frames[row], int(rows.public[row]) // self.block_size
-        parent = int(rows.blocks[row, first - 1]) if first else ROOT
-        if parent != ROOT and pool.extents[parent] != self.block_size:
-            return
-        contents = token_bytes(self.contents[rows.blocks[row, first:last]].reshape(-1))
-        size = 4 * self.block_size
-        for i, block in enumerate(rows.blocks[row, first:last].tolist()):
-            frame = frames.public if first + i < public_blocks else frames.private
-            tokens = contents[i * size : (i + 1) * size]
-            known = index.find(parent, frame, tokens)
-            if known == ROOT:
-                index.publish(block, parent, frame, tokens)
-                pool.name(block, self.block_size)
-                parent = block
-            else:
-                pool.change(np.array([known], np.int32), +1)
-                rows.blocks[row, first + i] = known
-                pool.change(np.array([block], np.int32), -1)
-                parent = known
-
-    def _publish_tail(self, row: int) -> None:
-        rows, pool = self.table, self.pool
-        at, fill = divmod(int(rows.lengths[row]), self.block_size)
-        if not fill:
-            return
-        block = int(rows.blocks[row, at])
-        parent = int(rows.blocks[row, at - 1]) if at else ROOT
-        if pool.counts[block] > 1 or pool.extents[block]:
-            return
-        if parent != ROOT and pool.extents[parent] != self.block_size:
-            return
-        frames = rows.frames[row]
-        frame = frames.public if at < int(rows.public[row]) // self.block_size else frames.private
-        tokens = token_bytes(self.contents[block, :fill])
-        if self.index.find(parent, frame, tokens) == ROOT:
-            self.index.publish(block, parent, frame, tokens)
-            pool.name(block, fill)
-
-    def _withdraw(self, blocks: list[int]) -> None:
-        """Withdraws names with all their descendants'; cached blocks among them become free."""
-        gone: list[int] = []
-        for block in blocks:
-            if self.index.keys[block]:  # not already withdrawn with an ancestor
-                gone += self.index.withdraw(block)
-        if gone:
-            self.pool.unname(np.array(gone, np.int32))
-
-    def _evict(self, k: int) -> Int32:
-        if k <= 0:
-            return np.zeros(0, np.int32)
-        oldest = self.pool.take_oldest(k)
-        self._withdraw(oldest.tolist())
-        return oldest
 
     def _touched(self, which: Int64) -> None:
         self.table.touch(which)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from pagedkv.cache.evict import EvictionRing
-from pagedkv.cache.types import NUM_GROUPS, Int32
+from pagedkv.cache.types import NUM_GROUPS, Int32, Mask
 
 
 class Pool:
@@ -88,7 +88,7 @@ class Pool:
         self.extents[block] = extent
 
     def unname(self, blocks: Int32) -> None:
-        """Takes the names away (each block once); blocks that nobody holds or leases become free."""
+        """Takes names away (each block once); blocks that nobody holds or leases become free."""
         self.extents[blocks] = 0
         cached = blocks[(self.counts[blocks] == 0) & (self.leases[blocks] == 0)]
         self.ring.discard(cached)
@@ -110,8 +110,11 @@ class Pool:
         self.num_draining -= len(last)
         self._park(last)
 
-    def is_free(self, blocks: Int32) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        return (self.counts[blocks] == 0) & (self.leases[blocks] == 0) & (self.extents[blocks] == 0)
+    def is_free(self, blocks: Int32) -> Mask:
+        mask: Mask = (
+            (self.counts[blocks] == 0) & (self.leases[blocks] == 0) & (self.extents[blocks] == 0)
+        )
+        return mask
 
     def free_stack(self) -> Int32:
         """The free blocks, next to be allocated last. A view."""
@@ -147,4 +150,5 @@ class Pool:
             return blocks
         places = np.arange(len(blocks))
         self._last_seen[blocks] = places  # of repeated indices numpy keeps the last
-        return blocks[self._last_seen[blocks] == places]
+        last: Int32 = blocks[self._last_seen[blocks] == places]
+        return last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import zlib
 from typing import Any
@@ -48,7 +49,7 @@ def unblob(data: _Array, ends: _Array) -> list[bytes]:
     """Inverse of `blob`."""
     raw = data.tobytes()
     starts = [0, *ends.tolist()]
-    return [raw[a:b] for a, b in zip(starts[:-1], starts[1:], strict=True)]
+    return [raw[a:b] for a, b in itertools.pairwise(starts)]
 
 
 def name_to_json(namespace: str | bytes | None, extra: bytes | None) -> list[Any]:

@@ -17,7 +17,7 @@ _ROW_ARRAYS = ("seqs", "lengths", "reserved", "copy_sources", "public", "found",
 
 
 def pack_manager(m: BlockManager) -> bytes:
-    """Everything that can influence a later result: reservations, copies, leases, eviction order."""
+    """All that can influence a later result: reservations, copies, leases, eviction order."""
     table, pool, index = m.table, m.pool, m.index
     named = sorted((s, b) for b, s in enumerate(index.serials) if s)
     blocks = [b for _, b in named]

@@ -8,7 +8,7 @@ import numpy as np
 
 from pagedkv.cache.errors import OutOfSequences
 from pagedkv.cache.index import Frames, make_frames
-from pagedkv.cache.types import NUM_GROUPS, Int32, Int64, SeqId
+from pagedkv.cache.types import NUM_GROUPS, Int64, SeqId
 
 NO_RESERVATION = -1
 
@@ -109,16 +109,16 @@ class BlockTable:
 
     def slots(self, rows: Int64, starts: Int64, counts: Int64) -> Int64:
         """Slots of positions [start, start + count) of each row, flat int64 [sum counts]."""
-        owner = np.repeat(np.arange(len(rows)), counts)
-        firsts = np.cumsum(counts) - counts
-        positions = np.arange(len(owner)) + (starts - firsts)[owner]
-        index, offset = np.divmod(positions, self.block_size)
-        return self.blocks[rows[owner], index].astype(np.int64) * self.block_size + offset
+        owner, place = repeat_ranges(counts)
+        index, offset = np.divmod(starts[owner] + place, self.block_size)
+        slots: Int64 = self.blocks[rows[owner], index].astype(np.int64) * self.block_size + offset
+        return slots
 
     def open_rows(self) -> Int64:
         """Rows in use, oldest sequence first."""
         rows = np.flatnonzero(self.seqs)
-        return rows[np.argsort(self.seqs[rows] // self.max_seqs)]
+        by_age: Int64 = rows[np.argsort(self.seqs[rows] // self.max_seqs)]
+        return by_age
 
     def unused_rows(self) -> list[int]:
         return self._unused

@@ -15,6 +15,7 @@ BlockId = NewType("BlockId", int)
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 Tokens = Sequence[int] | npt.NDArray[np.integer]
 
 NULL_BLOCK = BlockId(0)
@@ -44,7 +45,8 @@ class Reservation(NamedTuple):
     @property
     def slots(self) -> Int64:
         """Slots of the first layer group, int64 [sum k]."""
-        return self.group_slots[0]
+        slots: Int64 = self.group_slots[0]
+        return slots
 
     @property
     def copies(self) -> Int32:
@@ -99,6 +101,6 @@ def flatten_tokens(tokens: Sequence[Tokens], n: int) -> tuple[Int32, Int64]:
 
 def _first_bad(tokens: Iterable[object]) -> object:
     for token in tokens:
-        if not hasattr(token, "__index__") or not _INT32.min <= int(token) <= _INT32.max:  # type: ignore[call-overload]
+        if not hasattr(token, "__index__") or not _INT32.min <= int(token) <= _INT32.max:
             return token
     return None

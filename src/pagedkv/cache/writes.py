@@ -12,7 +12,7 @@ import numpy as np
 
 from pagedkv.cache.pool import Pool
 from pagedkv.cache.table import BlockTable
-from pagedkv.cache.types import Int64
+from pagedkv.cache.types import Int64, Mask
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class WritePlan:
     counts: Int64  # k
     owned: Int64  # blocks in the row now
     fresh: Int64  # blocks to append
-    copies: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    copies: Mask
     withdraw: list[int]  # blocks whose names go because a writer takes them over
     overwritable: list[
         tuple[int, int]

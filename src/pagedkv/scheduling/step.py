@@ -1,6 +1,6 @@
-"""One step as plain values: what to compute (`Step`), what came of it (`Result`), who does it (`Executor`).
+"""One step as plain values: what to compute (`Step`), what came of it (`Result`).
 
-Arrays and numbers only, no reference to a live object, so an executor may live in another process.
+`Executor` is who does it. Arrays and numbers only, no reference to a live object, so an executor may live in another process.
 
 Symbols: n rows, T tokens of the step, c copies, r changed table rows, w table width, m samples.
 """
@@ -83,7 +83,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one position: entry 0 is the token itself, then the best alternatives."""
+    """Log-probabilities at one position: first the token itself, then the best others."""
 
     ids: Int32
     values: Float32
@@ -126,7 +126,7 @@ class TableMirror:
     def apply(self, step: Step) -> Int32:
         """Block tables of the step's rows: int32 [n, w], a copy, padded with block 0.
 
-        w = blocks of the longest row of the step, at least 1.
+        w = blocks of the longest row seen so far.
         """
         if len(step.changed_rows):
             height = int(step.changed_rows.max()) + 1

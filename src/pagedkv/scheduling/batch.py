@@ -1,0 +1,154 @@
+"""The rows of one step, and the Step made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from pagedkv.cache import BlockManager
+from pagedkv.scheduling.ending import ending_tokens
+from pagedkv.scheduling.policies import fcfs
+from pagedkv.scheduling.request import Branch, Output, Request
+from pagedkv.scheduling.step import PromptScore, Sample, Step
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """`count` tokens of one branch, from position `start` on."""
+
+    branch: Branch
+    start: int
+    count: int
+
+    @property
+    def draws(self) -> list[Output]:
+        """The samples that draw a token from this row."""
+        branch = self.branch
+        ends = self.start + self.count == branch.known
+        return list(branch.members) if ends and branch.draws else []
+
+    @property
+    def scores(self) -> bool:
+        """Whether the row computes log-probabilities of prompt tokens that are wanted still."""
+        request = self.branch.request
+        return request.scores_prompt and self.start + self.count > request.num_scored
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """The rows of the step in flight, and what was asked of them, in the order of the Step.
+
+    `stamp` is the block manager's at the time of the plan: the tables the executor has once the
+    step is done.
+    """
+
+    step: Step
+    rows: list[Row]
+    draws: list[list[Output]]  # of each row
+    scored: list[Row]
+    stamp: int
+
+
+def select_rows(
+    running: Sequence[Request], budget: int, unstarted: AbstractSet[int]
+) -> tuple[list[Row], int]:
+    """Rows for what is running, and the tokens left of the budget.
+
+    There is no prefill phase and no decode phase, only known tokens that are not computed yet.
+    Branches that lack a single one (running decodes) come first, then the others by arrival.
+    `unstarted`: `Request.order` of all who wait for their first token.
+    """
+    total = budget
+    pending = [
+        Row(branch, branch.computed, branch.known - branch.computed)
+        for request in running
+        for branch in request.branches
+    ]
+    rows = [row for row in pending if row.count == 1][:budget]
+    budget -= len(rows)
+    used: dict[int, int] = {}
+    for row in pending:
+        if row.count == 1 or budget == 0:
+            continue
+        request = row.branch.request
+        limit = fcfs.prefill_limit(total, others_wait(request, unstarted))
+        row.count = min(row.count, budget, limit - used.get(request.order, 0))
+        if row.count:
+            used[request.order] = used.get(request.order, 0) + row.count
+            budget -= row.count
+            rows.append(row)
+    return rows, budget
+
+
+def others_wait(request: Request, unstarted: AbstractSet[int]) -> bool:
+    """Whether another request waits for its first token."""
+    return len(unstarted) > (request.order in unstarted)
+
+
+def remaining(running: Sequence[Request]) -> tuple[list[int], list[int]]:
+    """Every running sequence, and how many of its known tokens are not computed yet."""
+    branches = [branch for request in running for branch in request.branches]
+    return [branch.seq for branch in branches], [b.known - b.computed for b in branches]
+
+
+def make_batch(
+    manager: BlockManager, index: int, rows: list[Row], since: int, eos: tuple[int, ...]
+) -> Batch:
+    """Reserves the slots of all rows (one `reserve`) and lays the Step out."""
+    seqs = [row.branch.seq for row in rows]
+    counts = np.array([row.count for row in rows], np.int32)
+    starts = np.array([row.start for row in rows], np.int32)
+    reservation = manager.reserve(seqs, counts.astype(np.int64))
+    firsts = np.cumsum(counts) - counts
+    changed = manager.changed_rows(since)
+    draws = [row.draws for row in rows]
+    scored = [row for row in rows if row.scores]
+    tokens = chain.from_iterable(
+        row.branch.tokens(row.start, row.start + row.count) for row in rows
+    )
+    step = Step(
+        index=index,
+        seqs=np.array(seqs, np.int64),
+        table_rows=manager.rows(seqs),
+        query_lens=counts,
+        context_lens=starts + counts,
+        tokens=np.fromiter(tokens, np.int32, int(counts.sum())),
+        positions=np.arange(counts.sum(), dtype=np.int32) + np.repeat(starts - firsts, counts),
+        slots=reservation.slots,
+        copies=reservation.copies,
+        changed_rows=changed,
+        changed_tables=manager.padded_rows(changed),
+        samples=tuple(
+            _sample(i, row.branch, output, eos) for i, row in enumerate(rows) for output in draws[i]
+        ),
+        prompt_scores=tuple(_prompt_score(i, row) for i, row in enumerate(rows) if row.scores),
+    )
+    return Batch(step, rows, draws, scored, manager.stamp())
+
+
+def _sample(row: int, branch: Branch, output: Output, eos: tuple[int, ...]) -> Sample:
+    request = branch.request
+    params = request.params
+    forbidden: tuple[int, ...] = ()
+    if len(output.tokens) < params.min_tokens:
+        forbidden = ending_tokens(request, eos)
+    penalised = params.has_penalties
+    return Sample(
+        row=row,
+        params=params,
+        key=request.seed + output.index,
+        position=len(request.prompt) + len(output.tokens),
+        forbidden=forbidden,
+        prompt=request.prompt if penalised else None,
+        output=np.array(output.tokens, np.int32) if penalised else None,
+    )
+
+
+def _prompt_score(index: int, row: Row) -> PromptScore:
+    request = row.branch.request
+    targets = request.prompt[row.start + 1 : row.start + row.count + 1]
+    return PromptScore(index, targets, request.params.prompt_logprobs or 0)

@@ -1,0 +1,130 @@
+"""A request inside the scheduler: its samples, and the sequences that compute them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pagedkv.cache.types import SeqId
+from pagedkv.scheduling.messages import Add
+from pagedkv.scheduling.step import Int32
+
+
+@dataclass(slots=True, eq=False)
+class Output:
+    """One sample of a request. `tokens` are those drawn so far."""
+
+    index: int
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    @property
+    def live(self) -> bool:
+        return self.finish_reason is None
+
+
+@dataclass(slots=True, eq=False)
+class Branch:
+    """An open sequence of the block manager and the samples that live on it.
+
+    Several samples share a branch while it computes their prompt; at its end the branch is forked.
+
+        [0, computed)       committed: computed == manager.length(seq)
+        [computed, known)   still to be computed; a token is drawn where a step reaches `known`
+    """
+
+    request: Request
+    seq: SeqId
+    members: list[Output]
+    computed: int
+    open: bool = True
+
+    @property
+    def known(self) -> int:
+        """Tokens whose ids are known: the prompt, and a lone member's output."""
+        own = len(self.members[0].tokens) if len(self.members) == 1 else 0
+        return len(self.request.prompt) + own
+
+    @property
+    def draws(self) -> bool:
+        """Whether reaching `known` draws tokens.
+
+        Not for the common part of a group that is resumed: its members know their next tokens.
+        """
+        return len(self.members) == 1 or not self.request.started
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Known tokens at positions [start, stop)."""
+        prompt = self.request.prompt
+        if start >= len(prompt):
+            return self.members[0].tokens[start - len(prompt) : stop - len(prompt)]
+        head: list[int] = prompt[start:stop].tolist()
+        if stop > len(prompt):
+            head += self.members[0].tokens[: stop - len(prompt)]
+        return head
+
+
+class Request:
+    """One request. Waiting: it has no branches. Running: its branches cover all live samples.
+
+    A group (n > 1) is admitted, preempted and resumed as one, along its fork tree: the prompt on
+    one branch, then a branch for each sample, which replays the sample's own tokens.
+    """
+
+    def __init__(self, add: Add, order: int) -> None:
+        self.id = add.request_id
+        self.params = add.params
+        self.seed = add.seed
+        self.arrival = add.arrival
+        self.order = order
+        self.tenant = add.tenant
+        self.prompt: Int32 = np.array(add.prompt, np.int32)
+        self.outputs = [Output(i) for i in range(add.params.n)]
+        self.branches: list[Branch] = []
+        self.admitted = False  # ever
+        self.started = False  # the first tokens have been drawn
+        self.num_cached_tokens = 0  # prefix hits of the first admission
+        self.num_scored = 0  # prompt log-probabilities reported so far
+
+    @property
+    def live(self) -> list[Output]:
+        return [output for output in self.outputs if output.live]
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether prompt log-probabilities are still to be reported."""
+        wanted = self.params.prompt_logprobs is not None
+        return wanted and self.num_scored < len(self.prompt) - 1
+
+    def common_tokens(self) -> Int32:
+        """What all live samples know in common: the prompt; a lone sample's output too."""
+        live = self.live
+        if len(live) == 1 and live[0].tokens:
+            return np.concatenate([self.prompt, np.array(live[0].tokens, np.int32)])
+        return self.prompt
+
+    def lookup_tokens(self, common: Int32) -> Int32:
+        """The part of `common` for which K/V from the prefix cache will do.
+
+        A position whose log-probabilities are to be reported has to be computed.
+        """
+        return common[: self.num_scored + 1] if self.scores_prompt else common
+
+    def own_blocks(self, block_size: int) -> int:
+        """Blocks the samples of a resumed group take beyond those of the common part.
+
+        After the fork each holds floor(P / B) prompt blocks in common with the others and all
+        later ones alone; the prompt's partial tail stays with one of them.
+        """
+        live = self.live
+        if len(live) == 1 or not self.started:
+            return 0
+        prompt = len(self.prompt)
+        shared = prompt // block_size
+        own = sum(-(-(prompt + len(o.tokens)) // block_size) - shared for o in live)
+        return own - (prompt % block_size > 0)
+
+    def total_blocks(self, block_size: int) -> int:
+        """Blocks the request takes to draw its next tokens when nothing is shared with others."""
+        return -(-len(self.common_tokens()) // block_size) + self.own_blocks(block_size)

@@ -1,0 +1,377 @@
+"""Iteration-level batching over the block manager: plan a step, commit its result."""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+
+from pagedkv.cache import BlockManager
+from pagedkv.errors import ConfigError, PagedKVError, RequestError
+from pagedkv.scheduling.batch import Batch, Row, make_batch, others_wait, remaining, select_rows
+from pagedkv.scheduling.config import SchedulerConfig
+from pagedkv.scheduling.ending import Ending, find_ending
+from pagedkv.scheduling.messages import Abort, Add, Delta
+from pagedkv.scheduling.policies import fcfs
+from pagedkv.scheduling.queue import WaitingQueue
+from pagedkv.scheduling.request import Branch, Output, Request
+from pagedkv.scheduling.step import Result, Step, TokenLogprobs
+from pagedkv.scheduling.validate import result_mismatch, validate_add
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """Counts of requests now, and of preemptions since the start."""
+
+    num_running: int
+    num_waiting: int
+    num_preemptions: int
+
+
+class Scheduler:
+    """Decides what every step computes and who yields when blocks run out.
+
+    It sees ids and counts, never a tensor; `now` is an argument (seconds), no clock is read and
+    no random number drawn: the same calls give the same decisions, block ids included. One step
+    is in flight at most. Not thread-safe. The manager must be used by nobody else meanwhile.
+    """
+
+    def __init__(self, manager: BlockManager, config: SchedulerConfig) -> None:
+        if manager.max_seqs < config.max_num_seqs:
+            raise ConfigError(
+                f"max_num_seqs={config.max_num_seqs} is more than the block table's "
+                f"max_seqs={manager.max_seqs}: make them equal"
+            )
+        self.manager = manager
+        self.config = config
+        self._requests: dict[str, Request] = {}
+        self._waiting = WaitingQueue(fcfs.waiting_key)
+        self._running: list[Request] = []  # by fcfs.rank
+        self._unstarted: set[int] = set()  # `order` of who waits for a first token; not iterated
+        self._flight: Batch | None = None
+        self._deltas: list[Delta] = []  # decided by `plan`
+        self._draining = False
+        self._num_added = 0
+        self._num_steps = 0
+        self._num_preemptions = 0
+        self._stamp = manager.stamp()  # tables up to here are known to the executor
+        # Tokens the longest sequence can hold: a known token beyond could never be computed.
+        self._capacity = min(manager.num_blocks, manager.max_blocks_per_seq) * manager.block_size
+
+    # Messages
+
+    def validate(self, add: Add) -> None:
+        """Raises RequestError if the request can never run or may not enter now."""
+        if self._draining:
+            raise RequestError("the engine is draining: send the request elsewhere")
+        manager = self.manager
+        blocks = min(manager.num_blocks, manager.max_blocks_per_seq)
+        validate_add(add, self.config, blocks, manager.block_size)
+
+    def add(self, add: Add) -> list[Delta]:
+        """Queues a request. One that cannot be accepted gets its terminal deltas at once.
+
+        RequestError: a request with this id is still here (a delta could not tell them apart).
+        """
+        if add.request_id in self._requests:
+            raise RequestError(f"request_id {add.request_id!r} is in use: choose another")
+        try:
+            self.validate(add)
+        except RequestError as error:
+            return [
+                Delta(add.request_id, i, finish_reason="error", error=str(error))
+                for i in range(add.params.n)
+            ]
+        request = Request(add, self._num_added)
+        self._num_added += 1
+        self._requests[request.id] = request
+        self._unstarted.add(request.order)
+        self._waiting.push(request)
+        return []
+
+    def abort(self, abort: Abort) -> list[Delta]:
+        """Ends a request or one of its samples, in any state; blocks are released at once.
+
+        Unknown ids and samples that have ended are ignored.
+        """
+        request = self._requests.get(abort.request_id)
+        if request is None:
+            return []
+        which = [o for o in request.live if abort.sample in (None, o.index)]
+        return self._end(request, which, abort.reason)
+
+    def drain(self) -> None:
+        """Accepts nothing more; what is here is finished."""
+        self._draining = True
+
+    # Steps
+
+    def plan(self, now: float) -> Step | None:
+        """The next step, its slots reserved. None: nothing to compute.
+
+        May end requests that have outgrown the pool: see `take_deltas`.
+        """
+        if self._flight is not None:
+            raise PagedKVError(f"step {self._flight.step.index} is in flight: commit it first")
+        rows, budget, preempted = self._fit_running()
+        if not preempted:
+            self._admit(rows, budget)
+        if not rows:
+            return None
+        self._flight = make_batch(
+            self.manager, self._num_steps, rows, self._stamp, self.config.eos_token_ids
+        )
+        self._num_steps += 1
+        return self._flight.step
+
+    def take_deltas(self) -> list[Delta]:
+        """Deltas that `plan` has decided since the last call."""
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def commit(self, result: Result, now: float) -> list[Delta]:
+        """Takes what the step in flight has produced. A Result that does not fit is a failure."""
+        flight = self._in_flight()
+        mismatch = result_mismatch(flight.step, result)
+        if mismatch:
+            return self.fail(mismatch, now)
+        self._flight = None
+        self._stamp = flight.stamp
+        deltas = self._end_failed_rows(flight, result)
+        rows = [row for row in flight.rows if row.branch.open]
+        self.manager.commit(
+            [row.branch.seq for row in rows],
+            [row.branch.tokens(row.start, row.start + row.count) for row in rows],
+        )
+        for row in rows:
+            row.branch.computed += row.count
+        for row, scores in zip(flight.scored, result.prompt_logprobs, strict=True):
+            deltas += self._take_scores(row, scores)
+        sample = 0
+        for row, draws in zip(flight.rows, flight.draws, strict=True):
+            for output in draws:
+                if output.live:
+                    deltas.append(self._take_tokens(row.branch.request, output, result, sample))
+                sample += 1
+        for row in rows:
+            self._settle(row.branch)
+        return deltas
+
+    def fail(self, message: str, now: float) -> list[Delta]:
+        """The step in flight went wrong as a whole: its requests end, the others go on.
+
+        Nothing of the step is committed or published. InvariantError: the pool is damaged.
+        """
+        flight = self._in_flight()
+        self._flight = None
+        self.manager.cancel([row.branch.seq for row in flight.rows if row.branch.open])
+        deltas: list[Delta] = []
+        for row in flight.rows:
+            deltas += self._end(row.branch.request, row.branch.request.live, "error", message)
+        self.manager.check()
+        return deltas
+
+    @property
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(len(self._running), len(self._waiting), self._num_preemptions)
+
+    @property
+    def sequences(self) -> list[int]:
+        """Ids of the open sequences, by request in order of arrival."""
+        return [branch.seq for request in self._running for branch in request.branches]
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._requests
+
+    def __len__(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    # Planning
+
+    def _fit_running(self) -> tuple[list[Row], int, bool]:
+        """Rows of the running requests, victims chosen so that they fit in the pool.
+
+        Returns (rows, tokens left of the budget, whether anyone was preempted).
+        """
+        preempted = False
+        while True:
+            rows, budget = select_rows(
+                self._running, self.config.max_num_batched_tokens, self._unstarted
+            )
+            if self.manager.can_reserve([r.branch.seq for r in rows], [r.count for r in rows]):
+                return rows, budget, preempted
+            if len(self._running) > 1:
+                self._preempt(fcfs.victim(self._running))
+                preempted = True
+            else:
+                self._cut_short(self._running[0])
+
+    def _preempt(self, request: Request) -> None:
+        """Back to the waiting queue. Its blocks go; the prefix cache may still have them later."""
+        self._close(list(request.branches))
+        self._running.remove(request)
+        self._waiting.push(request)
+        self._num_preemptions += 1
+
+    def _cut_short(self, request: Request) -> None:
+        """Ends the last sample of a request that does not fit in the pool even alone."""
+        last = request.live[-1]
+        tokens = len(request.prompt) + len(last.tokens)
+        manager = self.manager
+        message = (
+            f"cut short at {tokens} tokens: the request alone takes more than the pool's "
+            f"{manager.num_blocks} blocks of {manager.block_size}; make the pool larger"
+        )
+        self._deltas += self._end(request, [last], "length", message)
+
+    def _admit(self, rows: list[Row], budget: int) -> None:
+        """Starts waiting requests, in order, as long as each fits whole; adds their rows."""
+        while self._waiting and budget > 0:
+            request = self._waiting.peek()
+            seats = sum(len(r.live) for r in self._running) + len(request.live)
+            if seats > self.config.max_num_seqs:
+                return
+            if request.total_blocks(self.manager.block_size) > self.manager.num_blocks:
+                self._cut_short(request)
+            elif self._fits(request):
+                budget -= self._start(request, rows, budget)
+            else:
+                return
+
+    def _fits(self, request: Request) -> bool:
+        """Whether all known tokens of the request fit beside what the running ones still need."""
+        manager = self.manager
+        common = request.common_tokens()
+        lookup = request.lookup_tokens(common)
+        size = manager.block_size
+        demand = manager.match(lookup, namespace=request.tenant).demand
+        demand += -(-len(common) // size) + (-len(lookup) // size)
+        demand += request.own_blocks(size)
+        demand += manager.demand(*remaining(self._running))
+        demand += sum(r.own_blocks(size) for r in self._running if len(r.branches) == 1)
+        return demand <= manager.num_free_blocks + manager.num_cached_blocks
+
+    def _start(self, request: Request, rows: list[Row], budget: int) -> int:
+        """Opens the request's common part and plans its first chunk; returns the chunk's size."""
+        manager = self.manager
+        common = request.common_tokens()
+        seq = manager.open(request.lookup_tokens(common), namespace=request.tenant)
+        cached = manager.length(seq)
+        if not request.admitted:
+            request.num_cached_tokens = cached
+        request.admitted = True
+        branch = Branch(request, seq, request.live, cached)
+        request.branches = [branch]
+        self._waiting.remove(request)
+        bisect.insort(self._running, request, key=fcfs.rank)
+        limit = fcfs.prefill_limit(
+            self.config.max_num_batched_tokens, others_wait(request, self._unstarted)
+        )
+        count = min(len(common) - cached, budget, limit)
+        rows.append(Row(branch, cached, count))
+        return count
+
+    # Results
+
+    def _in_flight(self) -> Batch:
+        if self._flight is None:
+            raise PagedKVError("no step is in flight: plan one first")
+        return self._flight
+
+    def _end_failed_rows(self, flight: Batch, result: Result) -> list[Delta]:
+        """Ends the requests of rows that report an error or owe a token."""
+        errors = dict(result.errors)
+        for i, sample in enumerate(flight.step.samples):
+            if result.indptr[i] == result.indptr[i + 1]:
+                errors.setdefault(sample.row, "the executor drew no token")
+        deltas: list[Delta] = []
+        for i in sorted(errors):
+            request = flight.rows[i].branch.request
+            deltas += self._end(request, request.live, "error", errors[i])
+        return deltas
+
+    def _take_scores(self, row: Row, scores: tuple[TokenLogprobs, ...]) -> list[Delta]:
+        """Reports prompt log-probabilities, less those reported before a preemption."""
+        request = row.branch.request
+        new = scores[request.num_scored - row.start :]
+        if not request.live or not new:
+            return []
+        request.num_scored += len(new)
+        first = request.live[0].index
+        cached = request.num_cached_tokens
+        return [Delta(request.id, first, prompt_logprobs=new, num_cached_tokens=cached)]
+
+    def _take_tokens(self, request: Request, output: Output, result: Result, i: int) -> Delta:
+        """Appends the tokens of sample i of the Result, up to the one that ends the output."""
+        first, last = int(result.indptr[i]), int(result.indptr[i + 1])
+        taken: list[int] = []
+        end = Ending()
+        for token in result.tokens[first:last].tolist():
+            taken.append(token)
+            output.tokens.append(token)
+            end = find_ending(request, output, self.config, self._capacity)
+            if end.finish_reason is not None:
+                break
+        output.finish_reason = end.finish_reason
+        return Delta(
+            request.id,
+            output.index,
+            token_ids=tuple(taken),
+            logprobs=tuple(result.logprobs[first : first + len(taken)]),
+            finish_reason=end.finish_reason,
+            stop_reason=end.stop_reason,
+            error=end.error,
+            num_cached_tokens=request.num_cached_tokens,
+        )
+
+    def _settle(self, branch: Branch) -> None:
+        """After a step: drops ended samples, and forks where the samples part."""
+        request = branch.request
+        if not request.started and any(output.tokens for output in branch.members):
+            request.started = True
+            self._unstarted.discard(request.order)
+        self._drop_ended(request)
+        if branch.open and len(branch.members) > 1 and branch.computed == len(request.prompt):
+            own, *others = branch.members
+            branch.members = [own]
+            forks = self.manager.fork(branch.seq, len(others))
+            for seq, output in zip(forks, others, strict=True):
+                request.branches.append(Branch(request, seq, [output], branch.computed))
+
+    # Endings
+
+    def _end(
+        self, request: Request, outputs: list[Output], reason: str, error: str | None = None
+    ) -> list[Delta]:
+        """Ends live samples of a request wherever it is, and releases what they alone hold."""
+        deltas = []
+        for output in outputs:
+            output.finish_reason = reason
+            deltas.append(
+                Delta(
+                    request.id,
+                    output.index,
+                    finish_reason=reason,
+                    error=error,
+                    num_cached_tokens=request.num_cached_tokens,
+                )
+            )
+        self._drop_ended(request)
+        return deltas
+
+    def _drop_ended(self, request: Request) -> None:
+        """Takes ended samples off their branches; a request without samples leaves."""
+        for branch in request.branches:
+            branch.members = [output for output in branch.members if output.live]
+        self._close([branch for branch in request.branches if not branch.members])
+        if not request.live and self._requests.pop(request.id, None) is request:
+            self._waiting.remove(request)
+            self._unstarted.discard(request.order)
+            if request in self._running:
+                self._running.remove(request)
+
+    def _close(self, branches: list[Branch]) -> None:
+        for branch in branches:
+            branch.open = False
+            branch.request.branches.remove(branch)
+            self.manager.close(branch.seq)

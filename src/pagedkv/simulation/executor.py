@@ -1,0 +1,69 @@
+"""An executor that computes nothing and takes the time a model would."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagedkv.scheduling.step import Result, Step, Ticket, TokenLogprobs
+from pagedkv.simulation.clock import VirtualClock
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCost:
+    """Seconds of a step: base + per_token * its tokens + per_context * the context it reads.
+
+    The linear form to which DistServe and vLLM step times fit; coefficients come from a measured
+    machine.
+    """
+
+    base: float
+    per_token: float
+    per_context: float = 0.0
+
+    def seconds(self, step: Step) -> float:
+        context = int(step.context_lens.sum())
+        return self.base + self.per_token * step.num_tokens + self.per_context * context
+
+
+class TimedExecutor:
+    """An Executor that advances a clock by the cost of each step.
+
+    Tokens are a function of (key, position), so requests differ and runs repeat. Log-probabilities
+    are those of a uniform distribution.
+    """
+
+    def __init__(self, clock: VirtualClock, cost: LinearCost, vocab_size: int = 32_000) -> None:
+        self.clock, self.cost, self.vocab_size = clock, cost, vocab_size
+        self._steps: dict[Ticket, Step] = {}
+
+    def submit(self, step: Step) -> Ticket:
+        ticket = Ticket(step.index)
+        self._steps[ticket] = step
+        return ticket
+
+    def collect(self, ticket: Ticket) -> Result:
+        """Advances the clock to the end of the step."""
+        step = self._steps.pop(ticket)
+        seconds = self.cost.seconds(step)
+        self.clock.advance(seconds)
+        tokens = [(s.key * 7919 + s.position * 104_729) % self.vocab_size for s in step.samples]
+        return Result(
+            tokens=np.array(tokens, np.int32),
+            indptr=np.arange(len(tokens) + 1, dtype=np.int32),
+            parents=np.array([sample.row for sample in step.samples], np.int32),
+            logprobs=tuple(
+                None if s.params.logprobs is None else self._score(token)
+                for s, token in zip(step.samples, tokens, strict=True)
+            ),
+            prompt_logprobs=tuple(
+                tuple(self._score(int(target)) for target in asked.targets)
+                for asked in step.prompt_scores
+            ),
+            duration=seconds,
+        )
+
+    def _score(self, token: int) -> TokenLogprobs:
+        value = np.array([-np.log(self.vocab_size)], np.float32)
+        return TokenLogprobs(np.array([token], np.int32), value, rank=1)

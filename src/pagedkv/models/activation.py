@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 
+from pagedkv.attention.native import import_native
 from pagedkv.errors import ConfigError
 
 SiluMul = Callable[[torch.Tensor], torch.Tensor]
@@ -40,7 +40,7 @@ def _native_silu_mul(native: ModuleType) -> SiluMul:
 
 def _native() -> ModuleType:
     try:
-        return importlib.import_module("pagedkv._native")
+        return import_native()
     except ImportError as error:
         raise ConfigError(
             "deterministic=True needs the native extension, which is not built "

@@ -7,38 +7,41 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-IMPLEMENTED = frozenset(
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+IMPLEMENTED = _names(
     "model_type architectures vocab_size hidden_size intermediate_size num_hidden_layers "
     "num_attention_heads num_key_value_heads head_dim hidden_act max_position_embeddings "
     "rms_norm_eps tie_word_embeddings rope_theta rope_scaling rope_parameters "
-    "bos_token_id eos_token_id layer_types use_sliding_window sliding_window".split()
+    "bos_token_id eos_token_id layer_types use_sliding_window sliding_window"
 )
 
 # Bookkeeping, training, tokenizer and default sampling: none of it is part of the forward pass.
-HARMLESS = frozenset(
-    (
-        # where it came from and how it is stored
-        "transformers_version torch_dtype dtype _name_or_path name_or_path transformers.js_config "
-        "unsloth_version unsloth_fixed _commit_hash is_llama_config "
-        # training only
-        "initializer_range attention_dropout hidden_dropout attention_probs_dropout_prob "
-        "hidden_dropout_prob finetuning_task task_specific_params problem_type id2label label2id "
-        # how transformers runs it
-        "use_cache output_attentions output_hidden_states return_dict torchscript tf_legacy_loss "
-        "use_bfloat16 attn_implementation _attn_implementation _attn_implementation_autoset "
-        "_flash_attn_2_enabled _flash_attn_2 chunk_size_feed_forward use_flash_attention "
-        # read only together with an active sliding window, which is refused
-        "max_window_layers "
-        # tokenizer
-        "pad_token_id sep_token_id unk_token_id decoder_start_token_id tokenizer_class prefix "
-        # default sampling settings that old versions wrote here
-        "max_length min_length do_sample early_stopping num_beams num_beam_groups "
-        "diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty "
-        "no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences "
-        "output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id "
-        "remove_invalid_values exponential_decay_length_penalty suppress_tokens "
-        "begin_suppress_tokens"
-    ).split()
+HARMLESS = _names(
+    # where it came from and how it is stored
+    "transformers_version torch_dtype dtype _name_or_path name_or_path transformers.js_config "
+    "unsloth_version unsloth_fixed _commit_hash is_llama_config "
+    # training only
+    "initializer_range attention_dropout hidden_dropout attention_probs_dropout_prob "
+    "hidden_dropout_prob finetuning_task task_specific_params problem_type id2label label2id "
+    # how transformers runs it
+    "use_cache output_attentions output_hidden_states return_dict torchscript tf_legacy_loss "
+    "use_bfloat16 attn_implementation _attn_implementation _attn_implementation_autoset "
+    "_flash_attn_2_enabled _flash_attn_2 chunk_size_feed_forward use_flash_attention "
+    # read only together with an active sliding window, which is refused
+    "max_window_layers "
+    # tokenizer
+    "pad_token_id sep_token_id unk_token_id decoder_start_token_id tokenizer_class prefix "
+    # default sampling settings that old versions wrote here
+    "max_length min_length do_sample early_stopping num_beams num_beam_groups "
+    "diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty "
+    "no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences "
+    "output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id "
+    "remove_invalid_values exponential_decay_length_penalty suppress_tokens "
+    "begin_suppress_tokens"
 )
 
 

@@ -112,7 +112,7 @@ class _Layer:
         heads, kv_heads, eps = config.num_heads, config.num_kv_heads, config.rms_norm_eps
         qkv = self._qkv(rms_norm(x, weights.input_norm, eps))
         qkv = qkv.view(len(x), heads + 2 * kv_heads, config.head_dim)
-        q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
+        q, k, v = qkv.split_with_sizes((heads, kv_heads, kv_heads), dim=1)
         if weights.q_norm is not None and weights.k_norm is not None:
             q, k = rms_norm(q, weights.q_norm, eps), rms_norm(k, weights.k_norm, eps)
         q, k = apply_rotary(q, cos, sin), apply_rotary(k, cos, sin)

@@ -120,7 +120,7 @@ class _Places:
         shape = (sum(parts.values()),) + (() if columns is None else (columns,))
         whole = torch.empty(shape, dtype=self._dtype)
         suffix = ".bias" if columns is None else ".weight"
-        for name, view in zip(parts, whole.split(list(parts.values())), strict=True):
+        for name, view in zip(parts, whole.split_with_sizes(list(parts.values())), strict=True):
             self.views[name + suffix] = view
         return whole
 

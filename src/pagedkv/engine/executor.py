@@ -1,0 +1,119 @@
+"""The executor that runs a real model: plan once, forward, sample."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from pagedkv.attention.interface import AttentionBackend, AttentionBatch
+from pagedkv.engine.sampler import Draw, draw_all, log_softmax, score_token
+from pagedkv.models.decoder import Decoder
+from pagedkv.scheduling.step import Float32, PromptScore, Result, Step, TableMirror, Ticket
+from pagedkv.scheduling.step import TokenLogprobs as Scored
+
+# Rows whose log-softmax is computed at a time: bounds the float64 scratch, not the result.
+_SCORE_ROWS = 32
+
+
+class ModelExecutor:
+    """Owns the decoder and, through the backend, the K/V tensors. One step is in flight.
+
+    `submit` takes the changed table rows at once, so that they are not lost if the step fails;
+    `collect` does the work and raises whatever made the step as a whole fail.
+    """
+
+    def __init__(self, decoder: Decoder, backend: AttentionBackend) -> None:
+        self._decoder, self._backend = decoder, backend
+        self._mirror = TableMirror()
+        self._pending: tuple[Step, AttentionBatch] | None = None
+
+    def submit(self, step: Step) -> Ticket:
+        if self._pending is not None:
+            raise RuntimeError(
+                f"step {self._pending[0].index} is still in flight: collect it first"
+            )
+        tables = self._mirror.apply(step)
+        width = -(-int(step.context_lens.max(initial=1)) // self._backend.spec.block_size)
+        batch = AttentionBatch(step.query_lens, step.context_lens, tables[:, :width], step.slots)
+        self._pending = step, batch
+        return Ticket(step.index)
+
+    def collect(self, ticket: Ticket) -> Result:
+        if self._pending is None or self._pending[0].index != ticket:
+            raise RuntimeError(f"step {ticket} is not in flight")
+        (step, batch), self._pending = self._pending, None
+        start = time.perf_counter()
+        logits, index = self._forward(step, batch)
+        draws = draw_all(logits, [index[r] for r in _last_tokens(step)], step.samples)
+        scores = tuple(_score_prompt(step, score, logits, index) for score in step.prompt_scores)
+        return _result(step, draws, scores, time.perf_counter() - start)
+
+    def _forward(self, step: Step, batch: AttentionBatch) -> tuple[torch.Tensor, dict[int, int]]:
+        """Logits of the tokens that are sampled or scored, and the row of each of them."""
+        if len(step.copies):
+            self._backend.copy_blocks(step.copies)
+        plan = self._backend.plan(batch)
+        wanted = sorted({*_last_tokens(step), *_scored_tokens(step)})
+        logits = self._decoder.forward(
+            torch.from_numpy(step.tokens),
+            torch.from_numpy(step.positions),
+            self._backend,
+            plan,
+            torch.tensor(wanted, dtype=torch.int64),
+        )
+        return logits, {token: row for row, token in enumerate(wanted)}
+
+
+def _starts(step: Step) -> list[int]:
+    """Index of each row's first token, and the number of tokens."""
+    return [0, *np.cumsum(step.query_lens).tolist()]
+
+
+def _last_tokens(step: Step) -> list[int]:
+    """For each sample the index of its row's last token."""
+    starts = _starts(step)
+    return [starts[sample.row + 1] - 1 for sample in step.samples]
+
+
+def _scored_tokens(step: Step) -> Iterator[int]:
+    starts = _starts(step)
+    for score in step.prompt_scores:
+        yield from range(starts[score.row], starts[score.row] + len(score.targets))
+
+
+def _score_prompt(
+    step: Step, score: PromptScore, logits: torch.Tensor, index: dict[int, int]
+) -> tuple[Scored, ...]:
+    first = index[_starts(step)[score.row]] if len(score.targets) else 0
+    host: Float32 = logits.cpu().numpy()
+    entries: list[Scored] = []
+    for start in range(0, len(score.targets), _SCORE_ROWS):
+        targets = score.targets[start : start + _SCORE_ROWS].tolist()
+        rows = log_softmax(host[first + start : first + start + len(targets)])
+        entries += [
+            score_token(row, token, score.top) for row, token in zip(rows, targets, strict=True)
+        ]
+    return tuple(entries)
+
+
+def _result(
+    step: Step, draws: list[Draw], scores: tuple[tuple[Scored, ...], ...], duration: float
+) -> Result:
+    drawn = [draw for draw in draws if draw.error is None]
+    counts = [draw.error is None for draw in draws]
+    return Result(
+        tokens=np.array([draw.token for draw in drawn], np.int32),
+        indptr=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+        parents=np.array([sample.row for sample in step.samples], np.int32),
+        logprobs=tuple(draw.logprobs for draw in drawn),
+        prompt_logprobs=scores,
+        errors={
+            sample.row: draw.error
+            for sample, draw in zip(step.samples, draws, strict=True)
+            if draw.error is not None
+        },
+        duration=duration,
+    )

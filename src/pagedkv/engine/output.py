@@ -1,0 +1,232 @@
+"""What a user gets back, and how token deltas of the loop become it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tokenizers import Tokenizer
+
+from pagedkv.engine.detokenizer import Detokenizer, make_detokenizer
+from pagedkv.engine.stops import StopChecker
+from pagedkv.scheduling.messages import Abort, Add, Delta
+from pagedkv.scheduling.step import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """`rank` 1 is the most likely token. `decoded_token` is its text alone."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """Times in seconds on the engine's clock; None while the event has not happened."""
+
+    arrival_time: float
+    first_token_time: float | None = None
+    finished_time: float | None = None
+
+    @property
+    def ttft(self) -> float | None:
+        """Time to first token."""
+        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One sample so far. `token_ids` include the token that ended it, `text` does not.
+
+    `finish_reason`: "stop", "length", "abort" or "error", None while it runs. `stop_reason`: the
+    stop string or stop token id that ended it. `error`: why it failed or was cut short.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[dict[int, Logprob], ...] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A request so far: always the whole text, not only what is new.
+
+    `prompt` is None if token ids were given. `prompt_logprobs` has an entry for each prompt token,
+    None for the first. `seed` reproduces the samples, also when the client gave none.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    finished: bool
+    num_cached_tokens: int
+    metrics: RequestMetrics
+    seed: int
+    prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
+
+
+class OutputProcessor:
+    """Keeps the text of every live request, outside the loop.
+
+    `abort` is called with the message that ends a sample when its stop string was found.
+    `tokenizer` None: all text is empty.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, abort: Callable[[Abort], None]) -> None:
+        self._tokenizer, self._abort = tokenizer, abort
+        self._requests: dict[str, _Request] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, add: Add, request_id: str, prompt: str | None) -> None:
+        """Expect deltas of `add.request_id`; they are reported under the client's `request_id`."""
+        samples = [_Sample(i, add, self._tokenizer) for i in range(add.params.n)]
+        self._requests[add.request_id] = _Request(add, request_id, prompt, samples)
+
+    def process(self, deltas: Sequence[Delta], now: float) -> list[RequestOutput]:
+        """One RequestOutput for each request that changed, in the order of its first delta.
+
+        Deltas of a request or sample that is finished already are ignored.
+        """
+        changed: dict[str, _Request] = {}
+        for delta in deltas:
+            request = self._requests.get(delta.request_id)
+            if request is None or request.samples[delta.sample].finish_reason is not None:
+                continue
+            changed[delta.request_id] = request
+            request.take(delta, now)
+            sample = request.samples[delta.sample]
+            if sample.finish_reason == "stop" and delta.finish_reason is None:
+                self._abort(Abort(delta.request_id, delta.sample, reason="stop"))
+        outputs = []
+        for core_id, request in changed.items():
+            if request.finished:
+                request.finished_time = now
+                del self._requests[core_id]
+            outputs.append(request.output(self._tokenizer))
+        return outputs
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    add: Add
+    request_id: str
+    prompt: str | None
+    samples: list[_Sample]
+    num_cached_tokens: int = 0
+    prompt_scores: list[TokenLogprobs] = field(default_factory=list)
+    first_token_time: float | None = None
+    finished_time: float | None = None
+
+    @property
+    def finished(self) -> bool:
+        return all(sample.finish_reason is not None for sample in self.samples)
+
+    def take(self, delta: Delta, now: float) -> None:
+        if delta.token_ids and self.first_token_time is None:
+            self.first_token_time = now
+        self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
+        self.prompt_scores += delta.prompt_logprobs
+        self.samples[delta.sample].take(delta)
+
+    def output(self, tokenizer: Tokenizer | None) -> RequestOutput:
+        scores = None
+        if self.add.params.prompt_logprobs is not None:
+            scores = (None, *(_alternatives(s, tokenizer) for s in self.prompt_scores))
+        return RequestOutput(
+            self.request_id,
+            self.prompt,
+            self.add.prompt,
+            tuple(sample.output(tokenizer) for sample in self.samples),
+            self.finished,
+            self.num_cached_tokens,
+            RequestMetrics(self.add.arrival, self.first_token_time, self.finished_time),
+            self.add.seed,
+            scores,
+        )
+
+
+class _Sample:
+    """Text and tokens of one sample."""
+
+    def __init__(self, index: int, add: Add, tokenizer: Tokenizer | None) -> None:
+        params = add.params
+        self._index, self._params = index, params
+        self._detokenizer: Detokenizer | None = None
+        if tokenizer is not None:
+            self._detokenizer = make_detokenizer(
+                tokenizer, skip_special_tokens=params.skip_special_tokens
+            )
+        self._stops = StopChecker(params.stop, params.include_stop_str_in_output)
+        self._text = ""
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._stop_reason: int | str | None = None
+        self._error: str | None = None
+        self.finish_reason: str | None = None
+
+    def take(self, delta: Delta) -> None:
+        """The delta's tokens, up to the one that completes a stop string."""
+        self._error = delta.error
+        last = len(delta.token_ids) - 1
+        for i, token in enumerate(delta.token_ids):
+            self._tokens.append(token)
+            if i < len(delta.logprobs) and (scored := delta.logprobs[i]) is not None:
+                self._logprobs.append(scored)
+            # The token that ended the sample is no text, as its stop string would not be.
+            ends = i == last and delta.finish_reason == "stop"
+            if not ends or self._params.include_stop_str_in_output:
+                self._show(self._detokenizer.push(token) if self._detokenizer else "")
+            if self.finish_reason is not None:
+                return
+        if delta.finish_reason is not None:
+            self._show(self._detokenizer.finish() if self._detokenizer else "")
+            if self.finish_reason is None:
+                self._text += self._stops.finish()
+                self.finish_reason, self._stop_reason = delta.finish_reason, delta.stop_reason
+
+    def _show(self, text: str) -> None:
+        armed = len(self._tokens) > self._params.min_tokens
+        result = self._stops.push(text, armed=armed)
+        self._text += result.text
+        if result.stop is not None:
+            self.finish_reason, self._stop_reason = "stop", result.stop
+
+    def output(self, tokenizer: Tokenizer | None) -> CompletionOutput:
+        logprobs = total = None
+        if self._params.logprobs is not None:
+            logprobs = tuple(_alternatives(scored, tokenizer) for scored in self._logprobs)
+            total = float(sum(float(scored.values[0]) for scored in self._logprobs))
+        return CompletionOutput(
+            self._index,
+            self._text,
+            tuple(self._tokens),
+            logprobs,
+            total,
+            self.finish_reason,
+            self._stop_reason,
+            self._error,
+        )
+
+
+def _alternatives(scored: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+    """By token id, the token itself first."""
+    ids, values = scored.ids.tolist(), scored.values.tolist()
+    entries: dict[int, Logprob] = {}
+    for rank, (token, value) in enumerate(zip(ids, values, strict=True)):
+        text = tokenizer.decode([token], skip_special_tokens=False) if tokenizer else ""
+        entries.setdefault(token, Logprob(value, rank or scored.rank, text))
+    return entries

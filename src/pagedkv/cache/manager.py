@@ -254,8 +254,9 @@ class BlockManager:
         rows.reserved[which] = NO_RESERVATION
         if self.prefix_caching:
             firsts, lasts = starts // self.block_size, ends // self.block_size
-            for place in np.flatnonzero(lasts > firsts).tolist():
-                publish_full(self._state, int(which[place]), int(firsts[place]), int(lasts[place]))
+            filled = np.flatnonzero(lasts > firsts)
+            if len(filled):
+                publish_full(self._state, which[filled], firsts[filled], lasts[filled])
         self._touched(which)
 
     def cancel(self, seqs: Sequence[int]) -> None:

@@ -83,9 +83,9 @@ class Pool:
         """
         return self.ring.take(k)
 
-    def name(self, block: int, extent: int) -> None:
-        """Records that a held block is published up to `extent` slots."""
-        self.extents[block] = extent
+    def name(self, blocks: Int32, extent: int) -> None:
+        """Records that held blocks are published up to `extent` slots."""
+        self.extents[blocks] = extent
 
     def unname(self, blocks: Int32) -> None:
         """Takes names away (each block once); blocks that nobody holds or leases become free."""

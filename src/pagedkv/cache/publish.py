@@ -6,31 +6,48 @@ import numpy as np
 
 from pagedkv.cache.index import ROOT, token_bytes
 from pagedkv.cache.state import State
-from pagedkv.cache.types import Int32
+from pagedkv.cache.table import repeat_ranges
+from pagedkv.cache.types import Int32, Int64
 
 
-def publish_full(state: State, row: int, first: int, last: int) -> None:
-    """Names the blocks [first, last) of a row, which have just become full."""
-    rows, index, pool = state.table, state.index, state.pool
-    frames, public_blocks = rows.frames[row], int(rows.public[row]) // state.block_size
-    parent = int(rows.blocks[row, first - 1]) if first else ROOT
-    if parent != ROOT and pool.extents[parent] != state.block_size:
-        return
-    contents = token_bytes(state.contents[rows.blocks[row, first:last]].reshape(-1))
-    size = 4 * state.block_size
-    for i, block in enumerate(rows.blocks[row, first:last].tolist()):
-        frame = frames.public if first + i < public_blocks else frames.private
+def publish_full(state: State, which: Int64, firsts: Int64, lasts: Int64) -> None:
+    """Names the blocks [first, last) of each row, which have just become full.
+
+    A row whose block before `first` has no name publishes nothing. Where a name exists already,
+    the table entry moves to the block that has it and the own copy is let go.
+    """
+    table, index = state.table, state.index
+    owner, place = repeat_ranges(lasts - firsts)
+    rows, at = which[owner], firsts[owner] + place
+    blocks = table.blocks[rows, at]
+    before = np.where(at > 0, table.blocks[rows, at - 1], ROOT)
+    named = (before == ROOT) | (state.pool.extents[before] == state.block_size)
+    public = at < table.public[rows] // state.block_size
+    contents, size = token_bytes(state.contents[blocks].reshape(-1)), 4 * state.block_size
+    published: list[int] = []
+    moved: list[tuple[int, int]] = []  # (place in the arrays above, block that has the name)
+    parent = ROOT
+    for i, (row, block) in enumerate(zip(rows.tolist(), blocks.tolist(), strict=True)):
+        if place[i] == 0:
+            parent, follows = int(before[i]), bool(named[i])
+        if not follows:
+            continue
+        frame = table.frames[row][0 if public[i] else 1]
         tokens = contents[i * size : (i + 1) * size]
         known = index.find(parent, frame, tokens)
         if known == ROOT:
             index.publish(block, parent, frame, tokens)
-            pool.name(block, state.block_size)
+            published.append(block)
             parent = block
         else:
-            pool.change(np.array([known], np.int32), +1)
-            rows.blocks[row, first + i] = known
-            pool.change(np.array([block], np.int32), -1)
+            moved.append((i, known))
             parent = known
+    state.pool.name(np.array(published, np.int32), state.block_size)
+    if moved:
+        places, known_blocks = np.array(moved, np.int32).T
+        state.pool.change(known_blocks, +1)
+        table.blocks[rows[places], at[places]] = known_blocks
+        state.pool.change(blocks[places], -1)
 
 
 def publish_tail(state: State, row: int) -> None:
@@ -49,7 +66,7 @@ def publish_tail(state: State, row: int) -> None:
     tokens = token_bytes(state.contents[block, :fill])
     if state.index.find(parent, frame, tokens) == ROOT:
         state.index.publish(block, parent, frame, tokens)
-        pool.name(block, fill)
+        pool.name(np.array([block], np.int32), fill)
 
 
 def withdraw(state: State, blocks: list[int]) -> None:

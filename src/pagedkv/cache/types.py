@@ -93,7 +93,7 @@ def flatten_tokens(tokens: Sequence[Tokens], n: int) -> tuple[Int32, Int64]:
             raise ValueError(f"tokens must be a list of lists or [n, j], got {tokens.shape}")
         return token_array(tokens.reshape(-1)), np.full(n, tokens.shape[1], np.int64)
     counts = np.fromiter(map(len, tokens), np.int64, n)
-    if any(isinstance(row, np.ndarray) for row in tokens):
+    if np.ndarray in set(map(type, tokens)):
         rows = [token_array(row) for row in tokens]
         return np.concatenate(rows), counts
     return token_array(list(chain.from_iterable(tokens))), counts

@@ -1,0 +1,96 @@
+"""What does block management cost a step, and a long cached prompt?
+
+Decode step: `reserve` + `commit` of 256 sequences, prefix caching on, the pool full so that every
+new block evicts one, tail phases random. Long prompt: `open` of a fully cached prompt of 100,000
+tokens at block 16. Printed beside a calibration loop of the same run; nothing is asserted.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+
+import numpy as np
+from calibration import print_calibration
+
+from pagedkv.cache import BlockManager
+
+BLOCK = 16
+VOCABULARY = 49_152
+
+
+def full_pool(num_blocks: int, num_seqs: int, rng: np.random.Generator) -> BlockManager:
+    """A manager whose blocks are all held or cached."""
+    m = BlockManager(num_blocks, BLOCK, max_seqs=num_seqs + 1, max_blocks_per_seq=8192)
+    while m.num_free_blocks:
+        n = min(m.num_free_blocks * BLOCK, 2000)
+        tokens = rng.integers(0, VOCABULARY, n, dtype=np.int32)
+        seq = m.open(tokens)
+        m.reserve([seq], [n])
+        m.commit([seq], [tokens])
+        m.close(seq)
+    return m
+
+
+def decode_steps(steps: int, num_seqs: int = 256) -> list[float]:
+    """Seconds of each decode step."""
+    rng = np.random.default_rng(0)
+    m = full_pool(32_768, num_seqs, rng)
+    seqs = []
+    for _ in range(num_seqs):
+        tokens = rng.integers(0, VOCABULARY, int(rng.integers(200, 300)), dtype=np.int32)
+        seqs.append(m.open(tokens))
+        m.reserve(seqs[-1:], [len(tokens)])
+        m.commit(seqs[-1:], [tokens])
+    new_tokens = rng.integers(0, VOCABULARY, (steps, num_seqs), dtype=np.int32).tolist()
+    ones = [1] * num_seqs
+    seconds = []
+    for row in new_tokens:
+        drawn = [[token] for token in row]
+        start = time.perf_counter()
+        m.reserve(seqs, ones)
+        m.commit(seqs, drawn)
+        seconds.append(time.perf_counter() - start)
+    m.check()
+    return seconds
+
+
+def cached_open(n: int = 100_000, runs: int = 15) -> tuple[list[float], list[float]]:
+    """Seconds of `open` for a fully cached prompt: tokens as an int32 array, and as a list."""
+    rng = np.random.default_rng(1)
+    m = BlockManager(8192, BLOCK)
+    tokens = rng.integers(0, VOCABULARY, n, dtype=np.int32)
+    seq = m.open(tokens)
+    m.reserve([seq], [n])
+    m.commit([seq], [tokens])
+    m.close(seq)
+    times: tuple[list[float], list[float]] = ([], [])
+    for form, seconds in zip((tokens, tokens.tolist()), times, strict=True):
+        for _ in range(runs):
+            start = time.perf_counter()
+            seq = m.open(form)
+            seconds.append(time.perf_counter() - start)
+            m.close(seq)
+    return times
+
+
+def main() -> None:
+    print_calibration()
+    gc.collect()
+    steps = decode_steps(1000)
+    mean = statistics.mean(steps)
+    print(
+        f"decode step of 256 sequences: mean {mean / 256 * 1e6:.2f} us a sequence "
+        f"({mean * 1e6:.0f} us a step), median {statistics.median(steps) / 256 * 1e6:.2f}, "
+        f"worst step {max(steps) / mean:.1f}x the mean   [bar: 1 us, 5x]"
+    )
+    as_array, as_list = cached_open()
+    print(
+        f"cached 100,000-token open: {statistics.median(as_array) * 1e3:.2f} ms from an array, "
+        f"{statistics.median(as_list) * 1e3:.2f} ms from a list   [bar: 5 ms]"
+    )
+
+
+if __name__ == "__main__":
+    main()

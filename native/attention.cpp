@@ -1,0 +1,193 @@
+#include "attention.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+namespace pagedkv {
+namespace {
+
+constexpr float kEmpty = -std::numeric_limits<float>::infinity();
+
+// A partial state is padded_dim weighted values, then the maximum and the sum.
+int64_t partial_floats(int64_t padded_dim) { return padded_dim + kLanes; }
+
+}  // namespace
+
+// What one thread works in: pieces of its part of the workspace.
+struct Attention::Scratch {
+  float* queries;      // [kTile, padded_dim]
+  float* accumulated;  // [kTile, padded_dim]
+  float* converted;    // [2, kSpan, padded_dim]
+  float* scores;       // [3, kSpan]
+  float* maximum;      // [kTile]
+  float* sum;          // [kTile]
+  float* partials;     // shared by the threads
+
+  static int64_t floats(int64_t padded_dim) {
+    return (2 * kTile + 2 * kSpan) * padded_dim + 3 * kSpan + 2 * kTile;
+  }
+
+  Scratch(float* memory, float* shared, int64_t padded_dim) {
+    queries = memory;
+    accumulated = queries + kTile * padded_dim;
+    converted = accumulated + kTile * padded_dim;
+    scores = converted + 2 * kSpan * padded_dim;
+    maximum = scores + 3 * kSpan;
+    sum = maximum + kTile;
+    partials = shared;
+  }
+
+  void clear(int64_t count, int64_t padded_dim) {
+    std::fill_n(maximum, count, kEmpty);
+    std::fill_n(sum, count, 0.0f);
+    std::fill_n(accumulated, count * padded_dim, 0.0f);
+  }
+};
+
+void Workspace::reserve(const Plan& plan, int64_t padded_dim) {
+  thread_floats_ = round_up(Attention::scratch_floats(padded_dim), 16);
+  const size_t threads = static_cast<size_t>(thread_floats_ * plan.num_threads());
+  const size_t partials = static_cast<size_t>(plan.num_partials() * partial_floats(padded_dim));
+  if (threads_.size() < threads) threads_.resize(threads);
+  if (partials_.size() < partials) partials_.resize(partials);
+}
+
+int64_t Attention::scratch_floats(int64_t padded_dim) { return Scratch::floats(padded_dim); }
+
+Attention::Attention(const Store& store, const Kernels& kernels, int64_t num_heads, float scale)
+    : store_(store), kernels_(kernels), num_heads_(num_heads), scale_(scale) {}
+
+Shape Attention::shape() const {
+  const Layout& layout = store_.layout;
+  return {num_heads_, layout.num_kv_heads, layout.block_size, layout.padded_dim};
+}
+
+void Attention::run(const Plan& plan, int64_t layer, Tokens q, Tokens k, Tokens v, Tokens out) {
+  const int64_t num_tokens = static_cast<int64_t>(plan.slots().size());
+  const int64_t num_items = static_cast<int64_t>(plan.items().size());
+  const int64_t num_merges = static_cast<int64_t>(plan.merges().size());
+#pragma omp parallel num_threads(plan.num_threads())
+  {
+    Scratch scratch(workspace_.thread(omp_get_thread_num()), workspace_.partials(),
+                    store_.layout.padded_dim);
+#pragma omp for schedule(static)
+    for (int64_t token = 0; token < num_tokens; ++token) write(plan, layer, token, k, v);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < num_items; ++i) attend(plan, plan.items()[i], layer, q, out, scratch);
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < num_merges; ++i) finish(plan, plan.merges()[i], out, scratch);
+  }
+}
+
+void Attention::write(const Plan& plan, int64_t layer, int64_t token, Tokens k, Tokens v) const {
+  const int64_t size = size_of(store_.dtype);
+  const int64_t block = plan.slots()[token] / store_.layout.block_size;
+  const int64_t slot = plan.slots()[token] % store_.layout.block_size;
+  const Tokens sources[] = {k, v};
+  for (int value = 0; value < 2; ++value) {
+    const Tokens& from = sources[value];
+    for (int64_t head = 0; head < store_.layout.num_kv_heads; ++head) {
+      std::memcpy(store_.at(layer, value, block, slot, head),
+                  from.data + (token * from.token_stride + head * from.head_stride) * size,
+                  static_cast<size_t>(store_.head_dim * size));
+    }
+  }
+}
+
+void Attention::attend(const Plan& plan, const Item& item, int64_t layer, Tokens q, Tokens out,
+                       Scratch& scratch) {
+  const Layout& layout = store_.layout;
+  const int64_t group = num_heads_ / layout.num_kv_heads;
+  const int64_t padded_dim = layout.padded_dim;
+  const int count = item.end_vector - item.first_vector;
+  const int64_t history = plan.context_len(item.row) - plan.query_len(item.row);
+  for (int i = 0; i < count; ++i) {
+    const int64_t vector = item.first_vector + i;
+    const int64_t token = plan.first_token(item.row) + vector / group;
+    const int64_t head = item.head * group + vector % group;
+    const std::byte* source =
+        q.data + (token * q.token_stride + head * q.head_stride) * size_of(store_.dtype);
+    kernels_.load_query(source, scale_, static_cast<int>(store_.head_dim),
+                        static_cast<int>(padded_dim), scratch.queries + i * padded_dim);
+  }
+  const int32_t* table = plan.table(item.row);
+  const void* keys[kSpan];
+  const void* values[kSpan];
+  int32_t limits[kTile];
+  scratch.clear(count, padded_dim);
+  for (int64_t span = item.first_span; span < item.end_span; ++span) {
+    const int64_t start = span * kSpan;
+    int first = 0;
+    for (int i = 0; i < count; ++i) {
+      const int64_t seen = history + (item.first_vector + i) / group + 1 - start;
+      limits[i] = static_cast<int32_t>(std::clamp<int64_t>(seen, 0, kSpan));
+      first += limits[i] == 0;
+    }
+    const int num_keys = limits[count - 1];
+    for (int j = 0; j < num_keys;) {
+      int64_t slot = (start + j) % layout.block_size;
+      const int64_t block = table[(start + j) / layout.block_size];
+      const std::byte* key = store_.at(layer, 0, block, slot, item.head);
+      const std::byte* value = store_.at(layer, 1, block, slot, item.head);
+      const int64_t step = layout.slot_stride() * size_of(store_.dtype);
+      for (; j < num_keys && slot < layout.block_size; ++j, ++slot, key += step, value += step) {
+        keys[j] = key;
+        values[j] = value;
+      }
+    }
+    for (int j = num_keys; j % kKeyGroup; ++j) keys[j] = keys[num_keys - 1];
+    kernels_.attend_span({keys, values, scratch.queries, limits, first, count,
+                          static_cast<int>(padded_dim), scratch.scores, scratch.converted,
+                          scratch.maximum, scratch.sum, scratch.accumulated});
+    if (item.partials < 0) continue;
+    float* partial = scratch.partials +
+                     (item.partials + (span - item.first_span) * count) * partial_floats(padded_dim);
+    for (int i = 0; i < count; ++i, partial += partial_floats(padded_dim)) {
+      std::copy_n(scratch.accumulated + i * padded_dim, padded_dim, partial);
+      partial[padded_dim] = scratch.maximum[i];
+      partial[padded_dim + 1] = scratch.sum[i];
+    }
+    scratch.clear(count, padded_dim);
+  }
+  if (item.partials >= 0) return;
+  for (int i = 0; i < count; ++i) {
+    put(plan, item.row, item.head, item.first_vector + i, scratch.accumulated + i * padded_dim,
+        scratch.sum[i], out);
+  }
+}
+
+void Attention::finish(const Plan& plan, const Merge& merge, Tokens out, Scratch& scratch) {
+  const int64_t group = num_heads_ / store_.layout.num_kv_heads;
+  const int64_t padded_dim = store_.layout.padded_dim;
+  const int64_t count = merge.end_vector - merge.first_vector;
+  const int64_t history = plan.context_len(merge.row) - plan.query_len(merge.row);
+  scratch.clear(count, padded_dim);
+  for (int64_t i = 0; i < count; ++i) {
+    // An unsplit item merges the spans that a vector sees and no other; so does this.
+    const int64_t spans = (history + (merge.first_vector + i) / group) / kSpan + 1;
+    for (int64_t span = 0; span < spans; ++span) {
+      const float* partial =
+          scratch.partials + (merge.partials + span * count + i) * partial_floats(padded_dim);
+      kernels_.merge(static_cast<int>(padded_dim), partial[padded_dim], partial[padded_dim + 1],
+                     partial, scratch.maximum + i, scratch.sum + i,
+                     scratch.accumulated + i * padded_dim);
+    }
+    put(plan, merge.row, merge.head, merge.first_vector + i,
+        scratch.accumulated + i * padded_dim, scratch.sum[i], out);
+  }
+}
+
+void Attention::put(const Plan& plan, int64_t row, int64_t head, int64_t vector,
+                    const float* accumulated, float sum, Tokens out) const {
+  const int64_t group = num_heads_ / store_.layout.num_kv_heads;
+  const int64_t token = plan.first_token(row) + vector / group;
+  const int64_t query_head = head * group + vector % group;
+  kernels_.store_output(
+      accumulated, sum, static_cast<int>(store_.head_dim),
+      out.data + (token * out.token_stride + query_head * out.head_stride) * size_of(store_.dtype));
+}
+
+}  // namespace pagedkv

@@ -1,0 +1,21 @@
+// Which kernels run on this machine: decided at run time from one build.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+
+namespace pagedkv {
+
+// What processor and operating system offer, by the name of the feature.
+std::map<std::string, bool> cpu_features();
+
+// Instruction sets that this build has and this machine runs, slowest first.
+std::vector<std::string> available_isas();
+
+// Throws std::invalid_argument for a name that is not among available_isas().
+const Kernels& kernels_for(const std::string& isa, DType dtype);
+
+}  // namespace pagedkv

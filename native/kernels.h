@@ -1,0 +1,56 @@
+// The functions that exist once for each instruction set and K/V type, as a table of pointers.
+// Files compiled for an instruction set include this and nothing that the others also compile
+// (no <vector>, <algorithm>): the linker would keep one copy of a shared inline function, and that
+// copy could hold instructions which the machine lacks.
+#pragma once
+
+#include <cstdint>
+
+#include "layout.h"
+
+namespace pagedkv {
+
+// Softmax is accumulated span by span: kSpan absolute positions, starting at multiples of kSpan,
+// each on its own, merged in order. Part of the numerical contract: it fixes the result's bits.
+constexpr int kSpan = 128;
+// Query vectors (a position and a head) that one call works on.
+constexpr int kTile = 48;
+// Key pointers are padded to a multiple of this with a valid pointer.
+constexpr int kKeyGroup = 8;
+
+// One span of positions for a tile of query vectors of one K/V head.
+// Vector i sees the span's first limits[i] keys; limits ascend, and are >= 1 from `first` on.
+struct SpanTask {
+  const void* const* keys;  // [round_up(limits[count - 1], kKeyGroup)] rows of padded_dim
+  const void* const* values;
+  const float* queries;  // [count, padded_dim], scaled
+  const int32_t* limits;  // [count]
+  int first;
+  int count;
+  int padded_dim;
+  float* scores;      // scratch [3, kSpan]
+  float* converted;   // scratch [2, kSpan, padded_dim]
+  // State of each vector, merged into: maximum, sum of weights, weighted values.
+  float* maximum;      // [count]
+  float* sum;          // [count]
+  float* accumulated;  // [count, padded_dim]
+};
+
+struct Kernels {
+  void (*load_query)(const void* query, float scale, int dim, int padded_dim, float* out);
+  void (*attend_span)(const SpanTask& task);
+  // Merges the state of a later span into the state of the earlier ones.
+  void (*merge)(int padded_dim, float from_maximum, float from_sum, const float* from,
+                float* maximum, float* sum, float* accumulated);
+  void (*store_output)(const float* accumulated, float sum, int dim, void* out);
+  void (*silu_mul)(const void* gate, const void* up, int64_t count, void* out);
+};
+
+extern const Kernels kScalarFloat32;
+extern const Kernels kScalarBfloat16;
+#if defined(PAGEDKV_HAVE_AVX2)
+extern const Kernels kAvx2Float32;
+extern const Kernels kAvx2Bfloat16;
+#endif
+
+}  // namespace pagedkv

@@ -1,0 +1,217 @@
+// The kernels, written once. A file for an instruction set defines PAGEDKV_ISA
+// and includes this; CMake gives that file its compiler flags.
+//
+// Determinism: a dot product accumulates over d in vectors, then by one tree of lanes; weights
+// are summed by (position mod 8), then by one tree; values accumulate position by position; spans
+// merge in order. None of it depends on how many vectors or keys share a loop.
+#include "kernels.h"
+#include "simd.h"
+
+namespace pagedkv::PAGEDKV_ISA {
+
+constexpr float kMinusInfinity = -__builtin_inff();
+// From this many query vectors on, bfloat16 rows are widened once for all of them (exact).
+constexpr int kWidenFrom = 9;
+
+template <typename T>
+const T* row(const void* const* rows, int j) {
+  return static_cast<const T*>(rows[j]);
+}
+
+template <typename T>
+void load_query(const void* query, float scale, int dim, int padded_dim, float* out) {
+  const T* source = static_cast<const T*>(query);
+  for (int d = 0; d < dim; ++d) out[d] = to_float(source[d]) * scale;
+  for (int d = dim; d < padded_dim; ++d) out[d] = 0.0f;
+}
+
+template <typename T>
+void store_output(const float* accumulated, float total, int dim, void* out) {
+  T* target = static_cast<T*>(out);
+  const float inverse = 1.0f / total;
+  for (int d = 0; d < dim; ++d) from_float(accumulated[d] * inverse, target + d);
+}
+
+inline void merge(int padded_dim, float from_maximum, float from_sum, const float* from,
+                  float* maximum, float* total, float* accumulated) {
+  const float both = from_maximum > *maximum ? from_maximum : *maximum;
+  const Vec old_weight = broadcast(exp(*maximum - both));
+  const Vec new_weight = broadcast(exp(from_maximum - both));
+  *maximum = both;
+  *total = fma(broadcast(*total), old_weight, broadcast(from_sum) * new_weight)[0];
+  for (int d = 0; d < padded_dim; d += kLanes) {
+    store(accumulated + d, fma(load(accumulated + d), old_weight, load(from + d) * new_weight));
+  }
+}
+
+// Scores of M query vectors against N keys (N a multiple of 4).
+template <typename T, int M, int N>
+inline void dots(const void* const* keys, const float* queries, int padded_dim, float* scores) {
+  Vec acc[M][N];
+  for (int m = 0; m < M; ++m) {
+    for (int n = 0; n < N; ++n) acc[m][n] = broadcast(0.0f);
+  }
+  const T* rows[N];
+  for (int n = 0; n < N; ++n) rows[n] = row<T>(keys, n);
+  for (int d = 0; d < padded_dim; d += kLanes) {
+    Vec q[M];
+    for (int m = 0; m < M; ++m) q[m] = load(queries + m * padded_dim + d);
+    for (int n = 0; n < N; ++n) {
+      const Vec k = load(rows[n] + d);
+      for (int m = 0; m < M; ++m) acc[m][n] = fma(q[m], k, acc[m][n]);
+    }
+  }
+  for (int m = 0; m < M; ++m) {
+    for (int n = 0; n < N; n += 4) reduce4(&acc[m][n], scores + m * kSpan + n);
+  }
+}
+
+// Turns the first n scores into weights relative to their maximum, in place.
+inline void soften(float* scores, int n, float* out_maximum, float* out_sum) {
+  const int whole = static_cast<int>(round_up(n, kLanes));
+  for (int j = n; j < whole; ++j) scores[j] = kMinusInfinity;
+  Vec highest = load(scores);
+  for (int j = kLanes; j < whole; j += kLanes) highest = larger(highest, load(scores + j));
+  const float top = maximum(highest);
+  Vec total = broadcast(0.0f);
+  for (int j = 0; j < whole; j += kLanes) {
+    const Vec weight = exp(load(scores + j) - top);
+    store(scores + j, weight);
+    total = total + weight;
+  }
+  *out_maximum = top;
+  *out_sum = sum(total);
+}
+
+// out[m][d ...] += weights[m][j] * values[j][d ...] for j in [begin, end), C vectors of d.
+template <typename T, int M, int C>
+inline void mix(const void* const* values, int begin, int end, const float* weights, int d,
+                int padded_dim, float* out) {
+  Vec acc[M][C];
+  for (int m = 0; m < M; ++m) {
+    for (int c = 0; c < C; ++c) acc[m][c] = load(out + m * padded_dim + d + c * kLanes);
+  }
+  for (int j = begin; j < end; ++j) {
+    const T* v = row<T>(values, j) + d;
+    Vec w[M];
+    for (int m = 0; m < M; ++m) w[m] = broadcast(weights[m * kSpan + j]);
+    for (int c = 0; c < C; ++c) {
+      const Vec x = load(v + c * kLanes);
+      for (int m = 0; m < M; ++m) acc[m][c] = fma(w[m], x, acc[m][c]);
+    }
+  }
+  for (int m = 0; m < M; ++m) {
+    for (int c = 0; c < C; ++c) store(out + m * padded_dim + d + c * kLanes, acc[m][c]);
+  }
+}
+
+template <typename T, int M>
+void mix_all(const void* const* values, int begin, int end, const float* weights,
+             int padded_dim, float* out) {
+  constexpr int kWide = M == 1 ? 8 : 4;
+  if (begin == end) return;
+  int d = 0;
+  for (; d + kWide * kLanes <= padded_dim; d += kWide * kLanes) {
+    mix<T, M, kWide>(values, begin, end, weights, d, padded_dim, out);
+  }
+  for (; d + 2 * kLanes <= padded_dim; d += 2 * kLanes) {
+    mix<T, M, 2>(values, begin, end, weights, d, padded_dim, out);
+  }
+  if (d < padded_dim) mix<T, M, 1>(values, begin, end, weights, d, padded_dim, out);
+}
+
+// Query vectors i ... i + M - 1 of the task: they share the loads of K and V.
+template <typename T, int M>
+void attend_vectors(const SpanTask& task, const void* const* keys, const void* const* values,
+                    int i) {
+  constexpr int N = M == 1 ? 8 : 4;
+  static_assert(kKeyGroup % N == 0);
+  const int padded_dim = task.padded_dim;
+  const int32_t* limits = task.limits + i;
+  for (int j = 0; j < limits[M - 1]; j += N) {
+    dots<T, M, N>(keys + j, task.queries + i * padded_dim, padded_dim, task.scores + j);
+  }
+  float top[M], total[M];
+  for (int m = 0; m < M; ++m) soften(task.scores + m * kSpan, limits[m], &top[m], &total[m]);
+
+  alignas(32) float mixed[M * kMaxHeadDim];
+  std::memset(mixed, 0, sizeof(float) * M * padded_dim);
+  mix_all<T, M>(values, 0, limits[0], task.scores, padded_dim, mixed);
+  // Positions that only the later vectors see: a vector never touches what it must not see, so
+  // not even NaN there can reach it.
+  for (int m = 1; m < M; ++m) {
+    mix_all<T, 1>(values, limits[0], limits[m], task.scores + m * kSpan, padded_dim,
+                  mixed + m * padded_dim);
+  }
+  for (int m = 0; m < M; ++m) {
+    merge(padded_dim, top[m], total[m], mixed + m * padded_dim, task.maximum + i + m,
+          task.sum + i + m, task.accumulated + (i + m) * padded_dim);
+  }
+}
+
+template <typename T>
+void attend_rows(const SpanTask& task, const void* const* keys, const void* const* values) {
+  int i = task.first;
+  for (; i + 3 <= task.count; i += 3) attend_vectors<T, 3>(task, keys, values, i);
+  if (task.count - i == 2) attend_vectors<T, 2>(task, keys, values, i);
+  if (task.count - i == 1) attend_vectors<T, 1>(task, keys, values, i);
+}
+
+inline void widen(const void* const* rows, int count, int padded_dim, float* out,
+                  const void** out_rows) {
+  for (int j = 0; j < count; ++j) {
+    float* target = out + j * padded_dim;
+    for (int d = 0; d < padded_dim; d += kLanes) {
+      store(target + d, load(row<bfloat16>(rows, j) + d));
+    }
+    out_rows[j] = target;
+  }
+}
+
+inline void attend_span(const SpanTask& task, const float*) {
+  attend_rows<float>(task, task.keys, task.values);
+}
+
+inline void attend_span(const SpanTask& task, const bfloat16*) {
+  if (task.count - task.first < kWidenFrom) {
+    attend_rows<bfloat16>(task, task.keys, task.values);
+    return;
+  }
+  const int count = task.limits[task.count - 1];
+  const void* keys[kSpan];
+  const void* values[kSpan];
+  widen(task.keys, count, task.padded_dim, task.converted, keys);
+  widen(task.values, count, task.padded_dim, task.converted + kSpan * task.padded_dim, values);
+  for (int j = count; j % kKeyGroup; ++j) keys[j] = keys[count - 1];
+  attend_rows<float>(task, keys, values);
+}
+
+template <typename T>
+void attend_span(const SpanTask& task) {
+  attend_span(task, static_cast<const T*>(nullptr));
+}
+
+inline Vec silu_mul(Vec gate, Vec up) { return gate / (1.0f + exp(-gate)) * up; }
+
+template <typename T>
+void silu_mul(const void* gate, const void* up, int64_t count, void* out) {
+  const T* g = static_cast<const T*>(gate);
+  const T* u = static_cast<const T*>(up);
+  T* o = static_cast<T*>(out);
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(o + i, silu_mul(load(g + i), load(u + i)));
+  if (i == count) return;
+  // The remainder goes through the same vector code: same bits as anywhere else.
+  T last_gate[kLanes] = {}, last_up[kLanes] = {}, last_out[kLanes];
+  std::memcpy(last_gate, g + i, (count - i) * sizeof(T));
+  std::memcpy(last_up, u + i, (count - i) * sizeof(T));
+  store(last_out, silu_mul(load(last_gate), load(last_up)));
+  std::memcpy(o + i, last_out, (count - i) * sizeof(T));
+}
+
+template <typename T>
+constexpr Kernels table() {
+  return {load_query<T>, attend_span<T>, merge, store_output<T>, silu_mul<T>};
+}
+
+}  // namespace pagedkv::PAGEDKV_ISA

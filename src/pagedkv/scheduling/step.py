@@ -1,6 +1,7 @@
 """One step as plain values: what to compute (`Step`), what came of it (`Result`).
 
-`Executor` is who does it. Arrays and numbers only, no reference to a live object, so an executor may live in another process.
+`Executor` is who does it. Arrays and numbers only, no reference to a live object, so an executor
+may live in another process.
 
 Symbols: n rows, T tokens of the step, c copies, r changed table rows, w table width, m samples.
 """

@@ -1,0 +1,173 @@
+"""A toy engine that is checked from outside after every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from pagedkv.cache import BlockManager
+from pagedkv.engine.core import EngineCore
+from pagedkv.engine.toy import ToyExecutor
+from pagedkv.scheduling.config import SchedulerConfig
+from pagedkv.scheduling.messages import Abort, Add, Delta, StepStats
+from pagedkv.scheduling.params import SamplingParams
+from pagedkv.scheduling.request import Request
+from pagedkv.scheduling.scheduler import Scheduler
+from pagedkv.scheduling.step import Executor, Step, Ticket
+
+VOCAB = 50
+
+
+class Recorder:
+    """Passes steps on and keeps them."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self.steps: list[Step] = []
+
+    def submit(self, step: Step) -> Ticket:
+        self.steps.append(step)
+        return self.executor.submit(step)
+
+    def collect(self, ticket: Ticket):
+        return self.executor.collect(ticket)
+
+
+class Run:
+    """An engine over P blocks of B slots. `errors_ok`: requests may end with reason "error"."""
+
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        budget: int = 8,
+        max_num_seqs: int = 8,
+        max_model_len: int = 200,
+        eos: tuple[int, ...] = (),
+        prefix_caching: bool = True,
+        executor: ToyExecutor | None = None,
+        errors_ok: bool = False,
+    ) -> None:
+        self.manager = BlockManager(
+            num_blocks, block_size, prefix_caching=prefix_caching, max_seqs=max_num_seqs
+        )
+        config = SchedulerConfig(max_num_seqs, budget, max_model_len, eos, VOCAB)
+        self.scheduler = Scheduler(self.manager, config)
+        self.toy = executor or ToyExecutor(num_blocks, block_size, VOCAB)
+        self.recorder = Recorder(self.toy)
+        self.core = EngineCore(self.scheduler, self.recorder)
+        self.errors_ok = errors_ok
+        self.deltas: list[Delta] = []
+        self.stats: list[StepStats] = []
+        self.tokens: dict[tuple[str, int], list[int]] = {}
+        self.ends: dict[tuple[str, int], Delta] = {}
+        self.sent = 0
+
+    # Driving
+
+    def add(
+        self, name: str, prompt: Iterable[int], seed: int = 0, tenant: str | None = None, **params
+    ) -> None:
+        params.setdefault("temperature", 0.0)
+        self.core.send(
+            Add(name, tuple(prompt), SamplingParams(**params), self.sent, seed, tenant=tenant)
+        )
+        self.sent += 1
+
+    def abort(self, name: str, sample: int | None = None, reason: str = "abort") -> None:
+        self.core.send(Abort(name, sample, reason))
+
+    def preempt(self, name: str) -> bool:
+        """Forces a preemption between two steps; False if the request is not running."""
+        request = self.request(name)
+        if request is None or not request.branches:
+            return False
+        self.scheduler._preempt(request)
+        return True
+
+    def request(self, name: str) -> Request | None:
+        return self.scheduler._requests.get(name)
+
+    def step(self) -> list[Delta]:
+        deltas, stats = self.core.step(0.0)
+        if stats is not None:
+            self.stats.append(stats)
+        self.record(deltas)
+        self.check()
+        return deltas
+
+    def finish(self, limit: int = 2000) -> Run:
+        for _ in range(limit):
+            if not self.core.has_unfinished():
+                self.check_idle()
+                return self
+            self.step()
+        raise AssertionError(f"not finished after {limit} steps")
+
+    def record(self, deltas: list[Delta]) -> None:
+        for delta in deltas:
+            key = delta.request_id, delta.sample
+            assert key not in self.ends, f"{delta} after the end of its sample"
+            self.deltas.append(delta)
+            self.tokens.setdefault(key, []).extend(delta.token_ids)
+            if delta.finish_reason is not None:
+                self.ends[key] = delta
+                assert self.errors_ok or delta.finish_reason != "error", delta.error
+
+    # Checking
+
+    def check(self) -> None:
+        manager = self.manager
+        manager.check()
+        parts = manager.num_free_blocks, manager.num_cached_blocks, manager.num_held_blocks
+        assert sum(parts) + manager.num_draining_blocks == manager.num_blocks
+        blocks = np.arange(1, manager.num_blocks + 1, dtype=np.int32)
+        self.toy.poison(blocks[manager.pool.is_free(blocks)])
+        open_seqs = []
+        for request in self.scheduler._running:
+            covered = [o.index for branch in request.branches for o in branch.members]
+            assert sorted(covered) == [o.index for o in request.live]
+            for branch in request.branches:
+                open_seqs.append(branch.seq)
+                assert branch.computed == manager.length(branch.seq)
+                slots = manager.tables([branch.seq]).slots()
+                assert self.toy.written[slots].all()
+                assert self.toy.tokens[slots].tolist() == branch.tokens(0, branch.computed)
+        assert len(open_seqs) == manager.num_open_sequences
+        assert sum(len(r.live) for r in self.scheduler._running) <= (
+            self.scheduler.config.max_num_seqs
+        )
+
+    def check_idle(self) -> None:
+        self.check()
+        assert len(self.scheduler) == 0
+        stats = self.scheduler.stats
+        assert (stats.num_running, stats.num_waiting) == (0, 0)
+        assert self.manager.num_held_blocks == 0
+        assert self.manager.num_open_sequences == 0
+        assert not self.scheduler._unstarted and not self.core._ids
+
+    def reason(self, name: str, sample: int = 0) -> str | None:
+        return self.ends[name, sample].finish_reason
+
+    def cached(self, name: str) -> int:
+        return next(d for d in self.deltas if d.request_id == name).num_cached_tokens
+
+    @property
+    def steps(self) -> list[Step]:
+        return self.recorder.steps
+
+
+@lru_cache(maxsize=4096)
+def _solo(prompt: tuple[int, ...], seed: int, params: tuple[tuple[str, object], ...]):
+    run = Run(num_blocks=100, block_size=16, budget=300, prefix_caching=False)
+    run.add("solo", prompt, seed, **dict(params))
+    run.finish()
+    return tuple(run.tokens["solo", 0])
+
+
+def solo(prompt: Sequence[int], seed: int = 0, **params) -> list[int]:
+    """Tokens of a request in a fresh engine with room for everything."""
+    return list(_solo(tuple(prompt), seed, tuple(sorted(params.items()))))

@@ -12,8 +12,8 @@ import statistics
 import time
 
 import numpy as np
-from calibration import print_calibration
 
+from calibration import print_calibration
 from pagedkv.cache import BlockManager
 
 BLOCK = 16

@@ -1,3 +1,47 @@
-"""Memory management for LLM serving: a paged KV cache, its block table, and an engine on them."""
+"""Memory management for LLM serving: a paged KV cache, its block table, and an engine on them.
+
+The engine's names are imported when they are first used, so `import pagedkv` needs numpy only.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pagedkv.cache import BlockManager
+    from pagedkv.engine.llm import LLM
+    from pagedkv.engine.llm_engine import LLMEngine
+    from pagedkv.engine.output import CompletionOutput, RequestOutput
+    from pagedkv.scheduling.params import SamplingParams
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "BlockManager",
+    "CompletionOutput",
+    "LLMEngine",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
+
+_HOME = {
+    "LLM": "pagedkv.engine.llm",
+    "LLMEngine": "pagedkv.engine.llm_engine",
+    "RequestOutput": "pagedkv.engine.output",
+    "CompletionOutput": "pagedkv.engine.output",
+    "SamplingParams": "pagedkv.scheduling.params",
+    "BlockManager": "pagedkv.cache",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

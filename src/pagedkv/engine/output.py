@@ -96,6 +96,10 @@ class OutputProcessor:
         samples = [_Sample(i, add, self._tokenizer) for i in range(add.params.n)]
         self._requests[add.request_id] = _Request(add, request_id, prompt, samples)
 
+    def discard(self, core_id: str) -> None:
+        """Report nothing more of a request."""
+        self._requests.pop(core_id, None)
+
     def process(self, deltas: Sequence[Delta], now: float) -> list[RequestOutput]:
         """One RequestOutput for each request that changed, in the order of its first delta.
 

@@ -1,0 +1,170 @@
+"""The engine as a user of the library drives it: add requests, step, read outputs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from pagedkv.cache import BlockManager
+from pagedkv.engine.core import EngineCore
+from pagedkv.engine.output import OutputProcessor, RequestOutput
+from pagedkv.engine.requests import ChatMessages, Prepared, Prompt, RequestReader, text_decoder
+from pagedkv.errors import RequestError
+from pagedkv.scheduling.messages import Abort, StepStats
+from pagedkv.scheduling.params import SamplingParams
+
+
+class LLMEngine:
+    """Text in, text out, over an EngineCore.
+
+    `add_request` and `abort_request` may be called from any thread, `step` from one at a time.
+    `clock` gives seconds; arrival times are on it. `seed` starts the generator that draws a seed
+    for each request that brings none.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        tokenizer: PreTrainedTokenizerBase | None,
+        *,
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.core = core
+        self.clock = clock
+        self.last_stats: StepStats | None = None
+        self._reader = RequestReader(tokenizer, core.scheduler.validate)
+        self._processor = OutputProcessor(text_decoder(tokenizer), core.send)
+        self._seeds = np.random.default_rng(seed % 2**64)
+        self._lock = threading.Lock()  # of all below, and of the processor
+        self._live: dict[str, str] = {}  # the client's id -> the id in the loop, never reused
+        self._num_added = 0
+        self._undelivered: list[RequestOutput] = []
+
+    @property
+    def block_manager(self) -> BlockManager:
+        """The block pool. To look at; the scheduler alone may change it."""
+        return self.core.scheduler.manager
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        arrival_time: float | None = None,
+        priority: int = 0,
+        tenant: str | None = None,
+    ) -> None:
+        """Queues a request; it runs from the next `step` on.
+
+        RequestError: it can never run as given, or its id is that of a request whose last output
+        has not been returned yet. Nothing is allocated and nothing has changed then.
+        """
+        self.submit(
+            self.prepare(
+                request_id,
+                prompt,
+                params,
+                arrival_time=arrival_time,
+                priority=priority,
+                tenant=tenant,
+            )
+        )
+
+    def prepare(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        arrival_time: float | None = None,
+        priority: int = 0,
+        tenant: str | None = None,
+    ) -> Prepared:
+        """The checks of `add_request`, all but that of the id, without adding the request."""
+        arrival = self.clock() if arrival_time is None else arrival_time
+        return self._reader.read(
+            request_id, prompt, params, arrival=arrival, priority=priority, tenant=tenant
+        )
+
+    def chat_prompt(self, messages: ChatMessages) -> Prompt:
+        """The prompt that the model's chat template makes of a conversation."""
+        return self._reader.chat(messages)
+
+    def submit(self, prepared: Prepared) -> None:
+        """Queues what `prepare` has checked."""
+        add, request_id = prepared.add, prepared.add.request_id
+        with self._lock:
+            if request_id in self._live:
+                raise RequestError(
+                    f"request_id {request_id!r} is in use: choose another, or wait for its last "
+                    "output"
+                )
+            seed = add.params.seed
+            if seed is None:
+                seed = int(self._seeds.integers(2**63))
+            core_id = f"{request_id}#{self._num_added}"
+            add = replace(add, request_id=core_id, seed=seed)
+            self._processor.add(add, request_id, prepared.prompt)
+            self._live[request_id] = core_id
+            self._num_added += 1
+            self.core.send(add)
+
+    def abort_request(self, request_id: str) -> None:
+        """Ends a request in any state; the next `step` reports it and releases its blocks.
+
+        Ids that are unknown or have ended are ignored.
+        """
+        with self._lock:
+            core_id = self._live.get(request_id)
+            if core_id is not None:
+                self.core.send(Abort(core_id))
+
+    def cancel(self, request_ids: Collection[str]) -> None:
+        """Ends requests now and reports nothing of them. Only from the thread that steps.
+
+        Also cleans up after a step that an interrupt has cut off.
+        """
+        with self._lock:
+            for request_id in request_ids:
+                core_id = self._live.pop(request_id, None)
+                if core_id is not None:
+                    self._processor.discard(core_id)
+                    self.core.send(Abort(core_id))
+        self._undelivered += self._advance()
+
+    def step(self) -> list[RequestOutput]:
+        """One iteration of the loop: an output for each request that has something new."""
+        outputs = self._undelivered + self._advance()
+        self._undelivered = []
+        if not len(self._processor):
+            # Whoever is left in the loop has been ended by a stop string: release its blocks.
+            outputs += self._advance()
+        return outputs
+
+    def put_back(self, outputs: list[RequestOutput]) -> None:
+        """Outputs that the caller of `step` has no use for, for the next `step` to return."""
+        self._undelivered += outputs
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has something to do or to return."""
+        return bool(self._undelivered) or self.core.has_unfinished()
+
+    def _advance(self) -> list[RequestOutput]:
+        if not self.core.has_unfinished():
+            return []
+        deltas, stats = self.core.step(self.clock())
+        if stats is not None:
+            self.last_stats = stats
+        with self._lock:
+            outputs = self._processor.process(deltas, self.clock())
+            for output in outputs:
+                if output.finished:
+                    del self._live[output.request_id]
+        return outputs

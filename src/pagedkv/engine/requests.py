@@ -1,0 +1,136 @@
+"""Prompts in all the forms that users write them, turned into messages for the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from pagedkv.errors import ModelError, RequestError
+from pagedkv.scheduling.messages import Add
+from pagedkv.scheduling.params import SamplingParams
+
+
+class PromptDict(TypedDict, total=False):
+    """Text, token ids, or ids and the text they stand for."""
+
+    prompt: str
+    prompt_token_ids: Sequence[int]
+
+
+Prompt = str | PromptDict
+ChatMessages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that has passed every check and has not entered yet. `add.seed` is a placeholder
+    unless the parameters give one."""
+
+    add: Add
+    prompt: str | None
+
+
+class RequestReader:
+    """Tokenises and checks requests. Raises RequestError that says what to change.
+
+    `validate` is the scheduler's own check: what passes here is never refused later.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase | None, validate: Callable[[Add], None]
+    ) -> None:
+        self._tokenizer, self._validate = tokenizer, validate
+
+    def read(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        arrival: float,
+        priority: int = 0,
+        tenant: str | None = None,
+    ) -> Prepared:
+        if not isinstance(request_id, str) or not request_id:
+            raise RequestError(f"request_id={request_id!r} must be a non-empty string")
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params must be SamplingParams, got {type(params).__name__}")
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise RequestError(f"priority={priority!r} must be an integer")
+        if tenant is not None and not isinstance(tenant, str):
+            raise RequestError(f"tenant={tenant!r} must be a string")
+        if params.stop and self._tokenizer is None:
+            raise RequestError("stop strings need text, and this model has no tokenizer: use ids")
+        text, ids = self._tokens(prompt)
+        seed = params.seed or 0
+        add = Add(request_id, ids, params, arrival, seed, priority, tenant)
+        self._validate(add)
+        return Prepared(add, text)
+
+    def chat(self, messages: ChatMessages) -> PromptDict:
+        """The prompt that the model's chat template makes of a conversation."""
+        tokenizer = self._tokenizer
+        if tokenizer is None or not tokenizer.chat_template:
+            raise RequestError("this model has no chat template: use generate with a plain prompt")
+        if not messages:
+            raise RequestError("the conversation is empty: give at least one message")
+        for message in messages:
+            if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+                raise RequestError(f"message {message!r} must have the keys 'role' and 'content'")
+        try:
+            text = str(
+                tokenizer.apply_chat_template(
+                    [dict(m) for m in messages], tokenize=False, add_generation_prompt=True
+                )
+            )
+        except Exception as error:  # the template is a program that came with the model
+            raise RequestError(f"the chat template refuses these messages: {error}") from error
+        return {"prompt": text, "prompt_token_ids": self._encode(text, special=False)}
+
+    def _tokens(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
+        if isinstance(prompt, str):
+            prompt = {"prompt": prompt}
+        if not isinstance(prompt, Mapping) or not prompt.keys() & {"prompt", "prompt_token_ids"}:
+            raise RequestError(
+                f"a prompt is text, {{'prompt': text}} or {{'prompt_token_ids': [...]}}, "
+                f"not {type(prompt).__name__}"
+            )
+        text = prompt.get("prompt")
+        if text is not None and not isinstance(text, str):
+            raise RequestError(f"prompt={text!r} must be text")
+        ids = prompt.get("prompt_token_ids")
+        if ids is None:
+            if not text:
+                raise RequestError("the prompt is empty: give at least one character")
+            return text, self._encode(text, special=True)
+        try:
+            return text, tuple(ids)
+        except TypeError:
+            raise RequestError(f"prompt_token_ids={ids!r} must be a list of token ids") from None
+
+    def _encode(self, text: str, special: bool) -> tuple[int, ...]:
+        if self._tokenizer is None:
+            raise RequestError("this model has no tokenizer: give {'prompt_token_ids': [...]}")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"the prompt is not valid Unicode: {error}") from None
+        encoded = self._tokenizer(text, add_special_tokens=special, verbose=False)
+        return tuple(encoded["input_ids"])
+
+
+def text_decoder(tokenizer: PreTrainedTokenizerBase | None) -> Tokenizer | None:
+    """The tokenizer that text is made with. ModelError if the model has only a slow one."""
+    if tokenizer is None:
+        return None
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(backend, Tokenizer):
+        raise ModelError(
+            f"the tokenizer {type(tokenizer).__name__} has no tokenizer.json: save it with "
+            "tokenizer.save_pretrained of a fast tokenizer"
+        )
+    return backend

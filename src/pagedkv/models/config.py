@@ -75,7 +75,6 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     eos_token_ids: tuple[int, ...] = ()
-    bos_token_id: int | None = None
 
     @classmethod
     def from_dict(
@@ -117,7 +116,6 @@ class ModelConfig:
             mlp_bias=_flag(raw, "mlp_bias"),
             qk_norm=model_type == "qwen3",
             eos_token_ids=_eos(raw, generation or {}),
-            bos_token_id=raw.get("bos_token_id"),
         )
 
     @classmethod
@@ -204,8 +202,10 @@ def _check_keys(raw: Mapping[str, Any], model_type: str) -> None:
     if raw.get("hidden_act", "silu") != "silu":
         raise _refused("hidden_act", raw["hidden_act"], "only 'silu' is implemented")
     layers = raw.get("layer_types")
-    if layers is not None and any(kind != "full_attention" for kind in layers):
-        raise _refused("layer_types", layers, "only 'full_attention' layers are implemented")
+    if layers is not None and layers != ["full_attention"] * _count(raw, "num_hidden_layers"):
+        raise _refused(
+            "layer_types", layers, "one 'full_attention' for each layer is what is implemented"
+        )
 
 
 def _check_window(raw: Mapping[str, Any], model_type: str, max_positions: int) -> None:
@@ -214,12 +214,12 @@ def _check_window(raw: Mapping[str, Any], model_type: str, max_positions: int) -
         window = raw.get("sliding_window", MISTRAL_DEFAULT_WINDOW)
     else:
         window = raw.get("sliding_window") if _flag(raw, "use_sliding_window") else None
-    if window is not None and window < max_positions:
+    if window is not None and (not isinstance(window, int) or window < max_positions):
         raise _refused(
             "sliding_window",
             window,
-            f"it is shorter than max_position_embeddings={max_positions} "
-            "and sliding windows are not implemented",
+            "sliding windows are not implemented: it must be null or at least "
+            f"max_position_embeddings={max_positions}",
         )
 
 
@@ -238,22 +238,28 @@ def _head_dim(raw: Mapping[str, Any], model_type: str, heads: int) -> int:
     return head_dim
 
 
+def _rope_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary settings under their new names, be they written the old way (`rope_theta`,
+    `rope_scaling`) or the new (`rope_parameters`, transformers 5); a contradiction is refused."""
+    settings: dict[str, Any] = {}
+    if raw.get("rope_theta") is not None:
+        settings["rope_theta"] = raw["rope_theta"]
+    for field in ("rope_scaling", "rope_parameters"):
+        source = raw.get(field)
+        if source is not None and not isinstance(source, Mapping):
+            raise _refused(field, source, "an object is needed")
+        for key, value in (source or {}).items():
+            name = "rope_type" if key == "type" else key
+            if settings.setdefault(name, value) != value:
+                raise _refused(name, value, f"elsewhere the config says {settings[name]!r}")
+    settings.setdefault("rope_theta", DEFAULT_ROPE_THETA)
+    return settings
+
+
 def _rope(raw: Mapping[str, Any]) -> RopeConfig:
-    """Rotary settings, written the old way (`rope_theta`, `rope_scaling`) or the new
-    (`rope_parameters`, transformers 5)."""
-    old, new = raw.get("rope_scaling"), raw.get("rope_parameters")
-    for key, value in (("rope_scaling", old), ("rope_parameters", new)):
-        if value is not None and not isinstance(value, Mapping):
-            raise _refused(key, value, "an object is needed")
-    settings: dict[str, Any] = {"rope_theta": raw.get("rope_theta") or DEFAULT_ROPE_THETA}
-    for source in (old or {}, new or {}):
-        renamed = {"rope_type" if key == "type" else key: source[key] for key in source}
-        for key, value in renamed.items():
-            if old and new and key in old and old[key] != value:
-                raise _refused(key, value, f"rope_scaling and rope_parameters differ ({old[key]})")
-            settings[key] = value
+    settings = _rope_settings(raw)
     kind = settings.pop("rope_type", "default")
-    if kind not in ROPE_KEYS:
+    if not isinstance(kind, str) or kind not in ROPE_KEYS:
         raise _refused("rope_type", kind, f"implemented are {', '.join(ROPE_KEYS)}")
     partial = settings.pop("partial_rotary_factor", None)
     if partial not in (None, 1.0):
@@ -283,7 +289,7 @@ def _eos(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ..
     value = generation.get("eos_token_id")
     if value is None:
         value = raw.get("eos_token_id")
-    ids = () if value is None else (value,) if isinstance(value, int) else tuple(value)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
         raise _refused("eos_token_id", value, "an id or a list of ids is needed")
-    return ids
+    return tuple(ids)

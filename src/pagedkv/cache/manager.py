@@ -32,6 +32,7 @@ from pagedkv.cache.types import (
     Tokens,
     flatten_tokens,
     token_array,
+    whole,
 )
 from pagedkv.cache.writes import WritePlan, plan_writes
 
@@ -278,7 +279,7 @@ class BlockManager:
 
         OutOfSequences when rows are short; ValueError for n < 0 or an open reservation.
         """
-        row = self._row(seq)
+        row, n = self._row(seq), whole(n, "n")
         if n < 0:
             raise ValueError(f"n={n} forks: give a number of at least 0")
         if self.table.reserved[row] != NO_RESERVATION:
@@ -306,7 +307,7 @@ class BlockManager:
 
         Publishes nothing. ValueError unless 0 <= n <= length.
         """
-        row = self._row(seq)
+        row, n = self._row(seq), whole(n, "n")
         length = int(self.table.lengths[row])
         if not 0 <= n <= length:
             raise ValueError(f"cannot truncate sequence {seq} of {length} tokens to {n}")
@@ -338,7 +339,7 @@ class BlockManager:
 
     def evict(self, k: int) -> Int32:
         """Frees up to k cached blocks, oldest first; returns those it evicted (int32)."""
-        if k < 0:
+        if whole(k, "k") < 0:
             raise ValueError(f"k={k} blocks to evict: give a number of at least 0")
         evicted = evict(self._state, k)
         self._touched(np.zeros(0, np.int64))
@@ -423,7 +424,7 @@ class BlockManager:
         return int(self.table.find([seq])[0])
 
     def _block_ids(self, blocks: Sequence[int] | Int32) -> Int32:
-        ids = np.array(blocks, np.int64).reshape(-1)
+        ids = int_array(blocks, "block ids")
         bad = ids[(ids < 1) | (ids > self.num_blocks)]
         if len(bad):
             raise ValueError(f"block {bad[0]} is not one of 1..{self.num_blocks}")
@@ -433,7 +434,7 @@ class BlockManager:
         self, tokens: Tokens, namespace: str | bytes | None, public: int, extra: bytes | None
     ) -> tuple[Int32, Frames]:
         array = token_array(tokens)
-        if not 0 <= public <= len(array):
+        if not 0 <= whole(public, "public") <= len(array):
             raise ValueError(f"public={public} must be from 0 to the {len(array)} tokens given")
         return array, make_frames(namespace, extra)
 
@@ -465,7 +466,7 @@ class BlockManager:
                 "commit or cancel it first"
             )
         longest = self.max_blocks_per_seq * self.block_size
-        over = rows.lengths[which] + wanted > longest
+        over = wanted > longest - rows.lengths[which]  # a sum could pass int64
         if over.any():
             raise ValueError(
                 f"sequence {rows.seqs[which[over][0]]}: {rows.lengths[which[over][0]]} + "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -65,6 +66,14 @@ class Imported(NamedTuple):
     tokens: Int32
 
 
+def whole(value: int, what: str) -> int:
+    """`value` as an int; ValueError, naming it, unless it is a whole number by type."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{what}={value!r} must be an integer") from None
+
+
 def token_array(tokens: Tokens) -> Int32:
     """`tokens` as int32 [n]. ValueError names a token outside int32 or of another type."""
     if isinstance(tokens, np.ndarray):
@@ -92,7 +101,10 @@ def flatten_tokens(tokens: Sequence[Tokens], n: int) -> tuple[Int32, Int64]:
         if tokens.ndim != 2:
             raise ValueError(f"tokens must be a list of lists or [n, j], got {tokens.shape}")
         return token_array(tokens.reshape(-1)), np.full(n, tokens.shape[1], np.int64)
-    counts = np.fromiter(map(len, tokens), np.int64, n)
+    try:
+        counts = np.fromiter(map(len, tokens), np.int64, n)
+    except TypeError:
+        raise ValueError(f"one token list a sequence is wanted, got {tokens!r:.200}") from None
     if np.ndarray in set(map(type, tokens)):
         rows = [token_array(row) for row in tokens]
         return np.concatenate(rows), counts

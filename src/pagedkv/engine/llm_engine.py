@@ -93,6 +93,10 @@ class LLMEngine:
             request_id, prompt, params, arrival=arrival, priority=priority, tenant=tenant
         )
 
+    @property
+    def has_chat_template(self) -> bool:
+        return self._reader.has_chat_template
+
     def chat_prompt(self, messages: ChatMessages) -> Prompt:
         """The prompt that the model's chat template makes of a conversation."""
         return self._reader.chat(messages)

@@ -71,10 +71,14 @@ class RequestReader:
         self._validate(add)
         return Prepared(add, text)
 
+    @property
+    def has_chat_template(self) -> bool:
+        return self._tokenizer is not None and bool(self._tokenizer.chat_template)
+
     def chat(self, messages: ChatMessages) -> PromptDict:
         """The prompt that the model's chat template makes of a conversation."""
         tokenizer = self._tokenizer
-        if tokenizer is None or not tokenizer.chat_template:
+        if tokenizer is None or not self.has_chat_template:
             raise RequestError("this model has no chat template: use generate with a plain prompt")
         if not messages:
             raise RequestError("the conversation is empty: give at least one message")

@@ -1,0 +1,50 @@
+"""The entry point `pagedkv`: one clear line on stderr for every error that is the user's to fix.
+
+Exit status: 0 done, 1 a request failed, 2 bad input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from pagedkv import __version__
+from pagedkv.errors import PagedKVError
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Runs the command line; ends with SystemExit."""
+    sys.exit(run(list(sys.argv[1:] if args is None else args)))
+
+
+def run(args: list[str]) -> int:
+    """Runs the command line and returns the exit status."""
+    if args == ["--version"]:
+        print(f"pagedkv {__version__}")
+        return 0
+    try:
+        from pagedkv.cli.app import invoke
+    except ModuleNotFoundError as error:
+        if (error.name or "pagedkv").split(".")[0] == "pagedkv":
+            raise
+        return _complain(f'{error.name} is not installed: pip install "pagedkv[engine]"')
+    try:
+        return invoke(args)
+    except PagedKVError as error:
+        return _complain(str(error))
+    except KeyboardInterrupt:
+        print("pagedkv: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone; keep the interpreter from flushing into the pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _complain(message: str) -> int:
+    print("pagedkv:", " ".join(message.split()), file=sys.stderr)
+    return BAD_INPUT

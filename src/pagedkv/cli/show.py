@@ -1,0 +1,90 @@
+"""Printing results: streamed, one after the other, or as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from pagedkv.cli.usage import Usage
+from pagedkv.engine.memory import StartupReport
+from pagedkv.engine.output import RequestOutput
+
+Watch = Callable[[RequestOutput], None]
+
+
+def stream_text() -> Watch:
+    """Prints the first sample's text as it grows."""
+    shown = 0
+
+    def watch(output: RequestOutput) -> None:
+        nonlocal shown
+        text = output.outputs[0].text
+        sys.stdout.write(text[shown:] + ("\n" if output.finished else ""))
+        sys.stdout.flush()
+        shown = len(text)
+
+    return watch
+
+
+def progress_bar(total: int, console: Console) -> tuple[AbstractContextManager[object], Watch]:
+    """A bar of finished requests, where there is a terminal to show it on."""
+    if not console.is_terminal:
+        return nullcontext(), lambda output: None
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    )
+    task = bar.add_task("requests", total=total)
+    return bar, lambda output: bar.advance(task, 1 if output.finished else 0)
+
+
+def print_texts(outputs: Sequence[RequestOutput], prompts: Sequence[str]) -> None:
+    """All samples; a heading names prompt and sample where there are several."""
+    for output, prompt in zip(outputs, prompts, strict=True):
+        for sample in output.outputs:
+            if len(outputs) > 1 or len(output.outputs) > 1:
+                which = f" [{sample.index}]" if len(output.outputs) > 1 else ""
+                print(f"==> {prompt}{which}")
+            print(sample.text)
+
+
+def print_problems(outputs: Sequence[RequestOutput], console: Console) -> None:
+    """Why samples failed or were cut short."""
+    for i, output in enumerate(outputs):
+        for sample in output.outputs:
+            if sample.error is not None:
+                line = f"prompt {i}, sample {sample.index}: {sample.error}"
+                console.print(line, style="yellow", markup=False, soft_wrap=True)
+
+
+def as_json(
+    report: StartupReport, outputs: Sequence[RequestOutput], prompts: Sequence[str], usage: Usage
+) -> str:
+    """One object: what ran, a result a prompt, the totals."""
+    results = [
+        {
+            "prompt": prompt,
+            "prompt_tokens": len(output.prompt_token_ids),
+            "cached_tokens": output.num_cached_tokens,
+            "completion_tokens": sum(len(sample.token_ids) for sample in output.outputs),
+            "seed": output.seed,
+            "ttft": output.metrics.ttft,
+            "outputs": [asdict(sample) for sample in output.outputs],
+        }
+        for output, prompt in zip(outputs, prompts, strict=True)
+    ]
+    engine = asdict(report) | {
+        "longest_context": report.longest_context,
+        "concurrency": report.concurrency,
+    }
+    return json.dumps({"engine": engine, "results": results, "usage": asdict(usage)})

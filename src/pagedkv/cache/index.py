@@ -162,6 +162,16 @@ class PrefixIndex:
             self._forget(node)
         return found
 
+    def lineage(self, blocks: list[int]) -> Int32:
+        """Named blocks with all their ancestors, leaves first."""
+        found: set[int] = set()
+        for block in blocks:
+            while block != ROOT and block not in found:
+                found.add(block)
+                block = self.parents[block]
+        # A parent is named before its children.
+        return np.array(sorted(found, key=self.serials.__getitem__, reverse=True), np.int32)
+
     def _forget(self, block: int) -> None:
         key, parent = self.keys[block], self.parents[block]
         del self._nodes[key]

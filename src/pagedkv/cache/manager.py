@@ -114,9 +114,10 @@ class BlockManager:
         return int(self.table.found[self._row(seq)])
 
     def block_table(self, seq: int) -> Int32:
-        """Blocks of committed and reserved tokens: an int32 view, valid until the next change."""
+        """Blocks of committed and reserved tokens: a read-only int32 view, no copy."""
         row = self._row(seq)
         entries: Int32 = self.table.blocks[row, : self.table.num_blocks(row)]
+        entries.flags.writeable = False  # of this view only
         return entries
 
     def rows(self, seqs: Sequence[int]) -> Int32:
@@ -156,10 +157,7 @@ class BlockManager:
         copied out): `demand <= num_free_blocks + num_cached_blocks` exactly when `open` and
         `reserve` of the rest would succeed.
         """
-        array, frames = self._named(tokens, namespace, public, extra)
-        hits, _, cached = self._look_up(array, frames, public)
-        used = (self.pool.counts[hits] > 0) | (self.pool.leases[hits] > 0)
-        return Match(cached, -(-len(array) // self.block_size) - int(used.sum()))
+        return self._match(*self._named(tokens, namespace, public, extra), public)
 
     def demand(self, seqs: Sequence[int], counts: Sequence[int] | Int64) -> int:
         """Blocks that `reserve(seqs, counts)` takes if it need not save copies."""
@@ -191,20 +189,7 @@ class BlockManager:
         taken; ValueError for bad tokens or a `public` outside 0..len(tokens).
         """
         array, frames = self._named(tokens, namespace, public, extra)
-        if len(array) > self.max_blocks_per_seq * self.block_size:
-            raise ValueError(
-                f"{len(array)} tokens do not fit in max_blocks_per_seq={self.max_blocks_per_seq} "
-                f"blocks of {self.block_size}"
-            )
-        self.table.need(1)
-        hits, tail, cached = self._look_up(array, frames, public)
-        blocks = np.array(hits if tail == ROOT else [*hits, tail], np.int32)
-        row = self.table.take(namespace, extra, frames, public)
-        self.pool.change(blocks, +1)
-        self.table.blocks[row, : len(blocks)] = blocks
-        self.table.lengths[row] = self.table.found[row] = cached
-        self._touched(np.array([row]))
-        return self.table.seq(row)
+        return self._open(array, frames, public, namespace, extra)
 
     def reserve(self, seqs: Sequence[int], counts: Sequence[int] | Int64) -> Reservation:
         """Makes room for `counts[i]` more tokens of each sequence; the write rule decides where.
@@ -364,6 +349,7 @@ class BlockManager:
             raise ValueError(f"block {free[0]} is free: it has no content to lease")
         if len(np.unique(ids)) != len(ids):
             raise ValueError(f"a block is named twice in the lease {ids.tolist()}")
+        ids.flags.writeable = False  # the caller sees it as `Lease.blocks`
         lease = Lease(self.next_lease, ids, self.end_lease)
         self.next_lease += 1
         self.leases[lease.id] = ids
@@ -375,7 +361,11 @@ class BlockManager:
         """Ends a lease by its id (`Lease.release` does; by id after `restore`)."""
         if lease_id not in self.leases:
             raise KeyError(f"lease {lease_id} is not open")
-        self.pool.end_lease(self.leases.pop(lease_id))
+        ids = self.leases.pop(lease_id)
+        self.pool.end_lease(ids)
+        # The caller's order may put a head before its tail, and an ancestor may have been parked
+        # while the tail was still leased: eviction must find leaves first.
+        self.pool.refresh(self.index.lineage(ids[self.pool.is_cached(ids)].tolist()))
         self._touched(np.zeros(0, np.int64))
 
     # ---- state --------------------------------------------------------------------------------
@@ -410,11 +400,13 @@ class BlockManager:
         Block sizes may differ. Errors as `open` and `reserve`.
         """
         facts = unpack_sequence(data)
-        name = facts.tokens, facts.namespace, facts.public, facts.extra
-        demand = self.match(*name).demand
+        frames = make_frames(facts.namespace, facts.extra)
+        # The public part may pass the tokens committed so far: it stays what it was.
+        name = facts.tokens, frames, facts.public
+        demand = self._match(*name).demand
         if demand > self.pool.num_available:
             raise OutOfBlocks(demand, self.pool.num_free, self.pool.num_cached)
-        seq = self.open(*name)
+        seq = self._open(*name, facts.namespace, facts.extra)
         rest = facts.tokens[self.length(seq) :]
         return Imported(seq, self.reserve([seq], [len(rest)]), rest)
 
@@ -437,6 +429,34 @@ class BlockManager:
         if not 0 <= whole(public, "public") <= len(array):
             raise ValueError(f"public={public} must be from 0 to the {len(array)} tokens given")
         return array, make_frames(namespace, extra)
+
+    def _match(self, array: Int32, frames: Frames, public: int) -> Match:
+        hits, _, cached = self._look_up(array, frames, public)
+        used = (self.pool.counts[hits] > 0) | (self.pool.leases[hits] > 0)
+        return Match(cached, -(-len(array) // self.block_size) - int(used.sum()))
+
+    def _open(
+        self,
+        array: Int32,
+        frames: Frames,
+        public: int,
+        namespace: str | bytes | None,
+        extra: bytes | None,
+    ) -> SeqId:
+        if len(array) > self.max_blocks_per_seq * self.block_size:
+            raise ValueError(
+                f"{len(array)} tokens do not fit in max_blocks_per_seq={self.max_blocks_per_seq} "
+                f"blocks of {self.block_size}"
+            )
+        self.table.need(1)
+        hits, tail, cached = self._look_up(array, frames, public)
+        blocks = np.array(hits if tail == ROOT else [*hits, tail], np.int32)
+        row = self.table.take(namespace, extra, frames, public)
+        self.pool.change(blocks, +1)
+        self.table.blocks[row, : len(blocks)] = blocks
+        self.table.lengths[row] = self.table.found[row] = cached
+        self._touched(np.array([row]))
+        return self.table.seq(row)
 
     def _look_up(self, tokens: Int32, frames: Frames, public: int) -> tuple[list[int], int, int]:
         """(full hits, partial hit or ROOT, cached tokens), leaving at least one token."""

@@ -110,6 +110,18 @@ class Pool:
         self.num_draining -= len(last)
         self._park(last)
 
+    def is_cached(self, blocks: Int32) -> Mask:
+        mask: Mask = (
+            (self.counts[blocks] == 0) & (self.leases[blocks] == 0) & (self.extents[blocks] > 0)
+        )
+        return mask
+
+    def refresh(self, blocks: Int32) -> None:
+        """Makes the cached ones among distinct blocks the newest, in the order given."""
+        cached = blocks[self.is_cached(blocks)]
+        self.ring.discard(cached)
+        self.ring.append(cached)
+
     def is_free(self, blocks: Int32) -> Mask:
         mask: Mask = (
             (self.counts[blocks] == 0) & (self.leases[blocks] == 0) & (self.extents[blocks] == 0)

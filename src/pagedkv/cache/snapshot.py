@@ -126,6 +126,7 @@ def state_key(m: BlockManager) -> bytes:
             [numbers[b] for b in entries[row]],
             numbers[source],
             int(table.public[row]),
+            int(table.found[row]),
             table.frames[row],
         )
         for row, source in zip(rows, sources, strict=True)
@@ -141,4 +142,5 @@ def state_key(m: BlockManager) -> bytes:
         if block
     ]
     leases = [[numbers[b] for b in ids.tolist()] for ids in m.leases.values()]
-    return repr((sequences, blocks, [numbers[b] for b in order], leases)).encode()
+    shape = m.num_blocks, m.block_size, m.prefix_caching, m.max_seqs, m.max_blocks_per_seq
+    return repr((shape, sequences, blocks, [numbers[b] for b in order], leases)).encode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from pagedkv.cache.errors import OutOfSequences
 from pagedkv.cache.index import Frames, make_frames
@@ -13,7 +14,7 @@ from pagedkv.cache.types import NUM_GROUPS, Int64, SeqId
 NO_RESERVATION = -1
 
 
-def int_array(values: Sequence[int] | Int64, what: str) -> Int64:
+def int_array(values: Sequence[int] | npt.NDArray[np.integer], what: str) -> Int64:
     """Outside integers as int64 [n]; ValueError for anything else."""
     if len(values) == 0:
         return np.zeros(0, np.int64)

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from pagedkv.cache import BlockManager
+
+# Torch reads these when it is loaded, later. Several test processes share few cores: threads that
+# wait actively for each other's cores cost a hundred times the work. Tests of threading ask for
+# what they need.
+for _name, _value in {
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "passive",
+    "PAGEDKV_NUM_THREADS": "1",
+}.items():
+    os.environ.setdefault(_name, _value)
 
 _PASSED = pytest.StashKey[bool]()
 

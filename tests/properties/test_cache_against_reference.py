@@ -1,0 +1,28 @@
+"""The block manager does exactly what the plain reading of its contract says."""
+
+from __future__ import annotations
+
+import pytest
+from cache_program import CacheProgram
+
+SIZES = (1, 2, 3, 4, 16)
+POOLS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16)
+
+
+@pytest.mark.parametrize("block_size", SIZES)
+@pytest.mark.parametrize("num_blocks", POOLS)
+def test_random_programs_agree_with_the_reference(num_blocks: int, block_size: int) -> None:
+    for seed in range(2):
+        CacheProgram(seed, num_blocks, block_size).run(60, restarts=seed % 2 == 1)
+
+
+@pytest.mark.parametrize("block_size", SIZES)
+def test_random_programs_agree_without_prefix_caching(block_size: int) -> None:
+    CacheProgram(7, 6, block_size, prefix_caching=False).run(60, restarts=False)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("block_size", SIZES)
+def test_long_random_programs_agree_with_the_reference(block_size: int) -> None:
+    for seed in range(100, 160):
+        CacheProgram(seed, 1 + seed % 16, block_size).run(400, restarts=seed % 2 == 1)

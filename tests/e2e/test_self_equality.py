@@ -1,0 +1,200 @@
+"""Bit-identical logits whatever the batch, its order, chunking, block size, hits and preemption.
+
+Every draw of a run is recorded as raw float32 logits under (seed + sample index, position) and
+compared with the solo run of the same request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import pagedkv.engine.executor
+from pagedkv import LLM, SamplingParams
+
+VOCAB = 61
+Logits = dict[tuple[int, int], bytes]
+Run = Callable[..., Logits]
+PROMPTS = [
+    [(7 * i * i + 3 * i + j * 11) % VOCAB for i in range(n)]
+    for j, n in enumerate([1, 2, 3, 5, 9, 16, 17, 31, 33, 48])
+]
+# The same system prompt, then different ends: hits that are full, partial and absent.
+SHARED = [
+    [5, 9, 2, 44, 8, 13, 21, 34, 55, 3, 58, 1, 59, 60, 11, 17, 19, 23, 29, 31, *p[:7]]
+    for p in PROMPTS
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random llama whose attention decides its logits, as a local folder."""
+    folder = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=48,
+        intermediate_size=72,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=128,
+        eos_token_id=None,
+    )
+    tiny = LlamaForCausalLM(config)
+    for name, weight in tiny.named_parameters():
+        if "norm" not in name:
+            torch.nn.init.normal_(weight, std=0.35)
+    tiny.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def run(model: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs prompts (seed 100 i for prompt i) and returns the logits of every draw."""
+
+    def go(
+        prompts: list[list[int]],
+        order: list[int] | None = None,
+        n: int = 1,
+        max_tokens: int = 6,
+        seeds: list[int] | None = None,
+        before_step: Callable[[LLM, int], None] | None = None,
+        warm: list[list[int]] | None = None,
+        **settings: object,
+    ) -> Logits:
+        settings = {"num_blocks": 200, "max_num_batched_tokens": 64, **settings}
+        llm = LLM(model, deterministic=True, attention_backend="native", **settings)
+        engine, seen = llm.engine, {}
+        seeds = seeds or [100 * i for i in range(len(prompts))]
+        draw_all = pagedkv.engine.executor.draw_all
+
+        def record(logits, rows, samples):
+            for row, sample in zip(rows, samples, strict=True):
+                bits = logits[row].numpy().tobytes()
+                assert seen.setdefault((sample.key, sample.position), bits) == bits
+            return draw_all(logits, rows, samples)
+
+        if warm:
+            llm.generate([{"prompt_token_ids": p} for p in warm], SamplingParams(max_tokens=3))
+        with monkeypatch.context() as patch:
+            patch.setattr(pagedkv.engine.executor, "draw_all", record)
+            for i in order if order is not None else range(len(prompts)):
+                params = SamplingParams(
+                    n=n, temperature=0.8, seed=seeds[i], max_tokens=max_tokens, ignore_eos=True
+                )
+                engine.add_request(f"r{i}", {"prompt_token_ids": prompts[i]}, params)
+            steps = 0
+            while engine.has_unfinished_requests():
+                if before_step is not None:
+                    before_step(llm, steps)
+                engine.step()
+                steps += 1
+        assert engine.block_manager.num_held_blocks == 0
+        return seen
+
+    return go
+
+
+@pytest.fixture(params=["float32", "bfloat16"])
+def dtype(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def solo(run: Run, prompts: list[list[int]], dtype: str, **settings: object) -> Logits:
+    """Each request alone in a fresh engine."""
+    alone: Logits = {}
+    for i, _ in enumerate(prompts):
+        alone |= run(prompts, order=[i], dtype=dtype, **settings)
+    return alone
+
+
+def assert_same(got: Logits, want: Logits) -> None:
+    assert got.keys() == want.keys()
+    differing = [key for key in want if got[key] != want[key]]
+    assert not differing, f"{len(differing)} of {len(want)} draws differ, first {differing[0]}"
+
+
+def test_logits_depend_on_the_tokens(run: Run) -> None:
+    """The comparison can fail: another prompt gives other logits everywhere."""
+    ours, other = run([PROMPTS[5]]), run([[*PROMPTS[5][:-1], 0]])
+    assert all(ours[key] != other[key] for key in ours)
+
+
+def test_any_batch_and_any_position_in_it(run: Run, dtype: str) -> None:
+    alone = solo(run, PROMPTS, dtype)
+    for order in ([*range(10)], [*range(9, -1, -1)], [3, 9, 0, 5, 1, 8, 2, 7, 4, 6]):
+        assert_same(run(PROMPTS, order=order, dtype=dtype), alone)
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+def test_any_block_size_and_chunking(run: Run, dtype: str, block_size: int) -> None:
+    want = run(PROMPTS, dtype=dtype)
+    for budget in (5, 7, 33, 300):
+        got = run(PROMPTS, dtype=dtype, block_size=block_size, max_num_batched_tokens=budget)
+        assert_same(got, want)
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+def test_prefix_hits_full_partial_and_absent(run: Run, dtype: str, block_size: int) -> None:
+    want = run(SHARED, dtype=dtype, enable_prefix_caching=False)
+    for warm in (SHARED, [SHARED[0]], [SHARED[3][:10]]):
+        assert_same(run(SHARED, dtype=dtype, warm=warm, block_size=block_size), want)
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+def test_four_samples_of_one_prompt(run: Run, dtype: str, block_size: int) -> None:
+    """Sample i of seed s is sample 0 of seed s + i, alone."""
+    prompts = [PROMPTS[5], PROMPTS[6], PROMPTS[7]]
+    together = run(prompts, n=4, dtype=dtype, block_size=block_size)
+    assert_same(together, run(prompts, n=4, dtype=dtype, order=[2, 0, 1], block_size=16))
+    for i in range(4):
+        alone = run(prompts, order=[1], dtype=dtype, seeds=[0, 100 + i, 0])
+        assert alone.items() <= together.items()
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_forced_preemption_at_every_step_of_a_short_run(run: Run, dtype: str, n: int) -> None:
+    prompts = [PROMPTS[4], PROMPTS[6], SHARED[1]]
+    want = run(prompts, n=n, max_tokens=4, dtype=dtype)
+
+    def preempt_at(step: int) -> Callable[[LLM, int], None]:
+        def preempt(llm: LLM, now: int) -> None:
+            scheduler = llm.engine.core.scheduler
+            for request in list(scheduler._running) if now == step else []:
+                scheduler._preempt(request)
+
+        return preempt
+
+    for step in range(1, 8):
+        got = run(
+            prompts,
+            n=n,
+            max_tokens=4,
+            dtype=dtype,
+            block_size=3,
+            max_num_batched_tokens=11,
+            before_step=preempt_at(step),
+        )
+        assert_same(got, want)
+
+
+def test_a_pool_so_small_that_everyone_is_preempted(run: Run, dtype: str) -> None:
+    want = run(PROMPTS, dtype=dtype)
+    assert_same(run(PROMPTS, dtype=dtype, block_size=3, num_blocks=19), want)
+
+
+def test_any_number_of_threads(run: Run, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    try:
+        monkeypatch.setenv("PAGEDKV_NUM_THREADS", "1")
+        one = run(PROMPTS, dtype=dtype)
+        monkeypatch.setenv("PAGEDKV_NUM_THREADS", "2")
+        assert_same(run(PROMPTS, dtype=dtype), one)
+    finally:
+        torch.set_num_threads(before)

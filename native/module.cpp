@@ -13,6 +13,7 @@
 #include "activation.h"
 #include "attention.h"
 #include "dispatch.h"
+#include "memory.h"
 
 namespace nb = nanobind;
 
@@ -169,6 +170,21 @@ void py_silu_mul(Tensor gate_up, Tensor out) {
            {bytes_of(out), out.stride(0)}, rows, width);
 }
 
+struct Extent {
+  std::byte* memory;
+  size_t bytes;
+};
+
+nb::ndarray<nb::pytorch, uint8_t, nb::ndim<1>> allocate(size_t bytes) {
+  auto* extent = new Extent{allocate_zeroed(bytes), bytes};
+  nb::capsule owner(extent, [](void* p) noexcept {
+    auto* held = static_cast<Extent*>(p);
+    release(held->memory, held->bytes);
+    delete held;
+  });
+  return {extent->memory, {bytes}, owner};
+}
+
 int64_t slot_offset(int64_t block, int64_t slot, int64_t head, int64_t num_kv_heads,
                     int64_t block_size, int64_t padded_dim) {
   return Layout{1, 1, num_kv_heads, block_size, padded_dim}.offset(block, slot, head);
@@ -199,6 +215,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("num_items", [](const Plan& plan) { return plan.items().size(); });
 
   m.def("silu_mul", &py_silu_mul, "gate_up"_a.noconvert(), "out"_a.noconvert());
+  m.def("allocate", &allocate, "bytes"_a);
   m.def("slot_offset", &slot_offset, "block"_a, "slot"_a, "head"_a, "num_kv_heads"_a,
         "block_size"_a, "padded_dim"_a);
   m.def("padded_head_dim", [](int64_t head_dim) { return round_up(head_dim, kLanes); },

@@ -47,6 +47,12 @@ def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
     ValueError for other shapes or types.
     """
 
+def allocate(bytes: int) -> torch.Tensor:
+    """Zeroed uint8 [bytes], taken from the system on first touch, in huge pages where possible.
+
+    Freed with the tensor. MemoryError when the address space is refused.
+    """
+
 def slot_offset(
     block: int, slot: int, head: int, num_kv_heads: int, block_size: int, padded_dim: int
 ) -> int:

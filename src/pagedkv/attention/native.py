@@ -6,6 +6,7 @@ imported first, always.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -62,7 +63,9 @@ class NativeBackend:
         self.isa: str = isa or self._native.isa()
         padded_dim = self._native.padded_head_dim(spec.head_dim)
         blocks = (spec.num_blocks + 1, spec.num_kv_heads, spec.block_size, padded_dim)
-        data = torch.zeros((spec.num_layers, 2, *blocks), dtype=spec.dtype)
+        shape = (spec.num_layers, 2, *blocks)
+        memory: torch.Tensor = self._native.allocate(math.prod(shape) * spec.dtype.itemsize)
+        data = memory.view(spec.dtype).view(shape)
         self._store = self._native.Store(
             data, spec.num_heads, spec.head_dim, softmax_scale(spec, scale), self.isa
         )

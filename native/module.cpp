@@ -185,6 +185,13 @@ nb::ndarray<nb::pytorch, uint8_t, nb::ndim<1>> allocate(size_t bytes) {
   return {extent->memory, {bytes}, owner};
 }
 
+int count_threads() {
+  int count = 0;
+#pragma omp parallel reduction(+ : count)
+  count += 1;
+  return count;
+}
+
 int64_t slot_offset(int64_t block, int64_t slot, int64_t head, int64_t num_kv_heads,
                     int64_t block_size, int64_t padded_dim) {
   return Layout{1, 1, num_kv_heads, block_size, padded_dim}.offset(block, slot, head);
@@ -224,4 +231,5 @@ NB_MODULE(_native, m) {
   m.def("available_isas", &available_isas);
   m.def("cpu_features", &cpu_features);
   m.def("max_threads", &omp_get_max_threads);
+  m.def("count_threads", &count_threads);
 }

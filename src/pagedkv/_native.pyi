@@ -72,3 +72,6 @@ def cpu_features() -> dict[str, bool]:
 
 def max_threads() -> int:
     """Threads that a parallel region of the calling thread would use now."""
+
+def count_threads() -> int:
+    """Threads that did take part in a parallel region just now."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from tables import Rows, attend, lay_out
@@ -16,15 +14,13 @@ SHAPES = [(9, 3, 64), (4, 4, 40), (5, 1, 16)]
 LENGTHS = [1, 17, 128, 129, 300]
 
 
-@pytest.fixture(autouse=True)
-def restore_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def native(
-    rows: Rows, query_lens: list[int], block_size: int = 16, *, seed: int = 0, isa: str | None = None
+    rows: Rows,
+    query_lens: list[int],
+    block_size: int = 16,
+    *,
+    seed: int = 0,
+    isa: str | None = None,
 ) -> list[torch.Tensor]:
     """Results of the new tokens, one tensor a row."""
     case = lay_out(rows, query_lens, block_size, seed=seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from pagedkv.cli.generate import generate
+from pagedkv.cli.main import INTERRUPTED
 from pagedkv.errors import PagedKVError
 
 
@@ -25,7 +26,7 @@ def invoke(args: list[str]) -> int:
     command = typer.main.get_command(app)
     try:
         status = command.main(args or ["--help"], prog_name="pagedkv", standalone_mode=False)
-    except (typer.Abort, KeyboardInterrupt):
+    except typer.Abort:  # what older versions make of an interrupt
         raise KeyboardInterrupt from None
     except Exception as error:
         # Usage errors of click, which typer has, depending on its version, inside or beside it.
@@ -33,6 +34,8 @@ def invoke(args: list[str]) -> int:
         if message is None:
             raise
         raise UsageError(f"{message()} (see pagedkv --help)") from error
+    if status == INTERRUPTED:  # what newer versions make of it
+        raise KeyboardInterrupt
     return status if isinstance(status, int) else 0
 
 

@@ -66,7 +66,7 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> int:
     """Generate text from prompts."""
-    texts = read_prompts(prompts or [], file)
+    texts = read_prompts(prompts or [], file, sys.stdin)
     params = SamplingParams(
         n=n, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, max_tokens=max_tokens
     )

@@ -14,6 +14,17 @@ from pagedkv.errors import PagedKVError
 
 BAD_INPUT = 2
 INTERRUPTED = 130
+# What `import` calls the packages of the extra.
+ENGINE_EXTRA = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "gguf",
+    "huggingface_hub",
+    "typer",
+    "rich",
+)
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -28,12 +39,12 @@ def run(args: list[str]) -> int:
         return 0
     try:
         from pagedkv.cli.app import invoke
+
+        return invoke(args)
     except ModuleNotFoundError as error:
-        if (error.name or "pagedkv").split(".")[0] == "pagedkv":
+        if error.name not in ENGINE_EXTRA:
             raise
         return _complain(f'{error.name} is not installed: pip install "pagedkv[engine]"')
-    try:
-        return invoke(args)
     except PagedKVError as error:
         return _complain(str(error))
     except KeyboardInterrupt:

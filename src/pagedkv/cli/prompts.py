@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
@@ -14,7 +13,7 @@ _UNITS = ("", "k", "m", "g", "t")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
-def read_prompts(given: Sequence[str], file: Path | None, stdin: TextIO = sys.stdin) -> list[str]:
+def read_prompts(given: Sequence[str], file: Path | None, stdin: TextIO) -> list[str]:
     """Prompts from the arguments, else from the lines of a file, else all of stdin as one.
 
     Empty lines of a file are skipped. RequestError says what is wrong.

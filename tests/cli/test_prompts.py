@@ -1,0 +1,33 @@
+"""Sizes as people write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from pagedkv.cli.prompts import parse_bytes
+from pagedkv.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (None, None),
+        ("0", 0),
+        ("536870912", 536870912),
+        ("512MiB", 512 * 2**20),
+        ("512 mib", 512 * 2**20),
+        ("1Ki", 1024),
+        ("2GB", 2 * 10**9),
+        ("2g", 2 * 10**9),
+        ("1.5GiB", 3 * 2**29),
+        ("1TiB", 2**40),
+    ],
+)
+def test_sizes(text: str | None, size: int | None) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "much", "-1", "5x", "1iB", "1.2.3G", "GiB"])
+def test_what_is_no_size_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match="--kv-memory"):
+        parse_bytes(text)

@@ -15,8 +15,8 @@ from reference_cache import ReferenceCache, Refused
 
 from pagedkv.cache import BlockManager, InvariantError
 
-NAMESPACES = (None, "a", "b", b"a")
-EXTRAS = (None, None, b"x")
+NAMESPACES = (None,) * 9 + ("a", "b", b"a")
+EXTRAS = (None,) * 9 + (b"x",)
 
 
 @dataclass
@@ -50,7 +50,7 @@ class CacheProgram:
             "num_blocks": num_blocks,
             "block_size": block_size,
             "prefix_caching": options.get("prefix_caching", True),
-            "max_seqs": self.random.choice((2, 4, 8)),
+            "max_seqs": self.random.choice((4, 8, 12)),
             "max_blocks_per_seq": self.random.choice((num_blocks, max(1, num_blocks - 1))),
         }
         self.real = BlockManager(**self.shape)
@@ -193,12 +193,13 @@ class CacheProgram:
     # ---- the verbs
 
     def prompt(self) -> list[int]:
-        tokens = list(self.random.choice(self.prompts))
+        known = [seq.tokens for seq in self.model.seqs.values()] + self.prompts
+        tokens = list(self.random.choice(known))
         cut = self.random.randint(0, len(tokens))
         if self.random.random() < 0.5:
             tokens = tokens[:cut]
         longest = self.shape["num_blocks"] * self.size
-        tokens += self.tokens(self.random.randint(0, 2 * self.size + 1))
+        tokens += self.tokens(self.random.randint(0, 1 + self.size))
         tokens = tokens[: longest + (self.random.random() < 0.05)]
         self.prompts = [*self.prompts[-7:], tokens]
         return tokens
@@ -207,7 +208,7 @@ class CacheProgram:
         return [self.random.randrange(self.alphabet) for _ in range(n)]
 
     def names(self, tokens: list[int]) -> tuple[object, int, bytes | None]:
-        public = self.random.randint(0, len(tokens)) if self.random.random() < 0.4 else 0
+        public = self.random.randint(0, len(tokens)) if self.random.random() < 0.2 else 0
         if self.random.random() < 0.02:
             public = self.random.choice((-1, len(tokens) + 1))
         return self.random.choice(NAMESPACES), public, self.random.choice(EXTRAS)
@@ -237,6 +238,8 @@ class CacheProgram:
         drain(trial)
 
     def open(self) -> None:
+        if len(self.pairs) == self.shape["max_seqs"] and self.random.random() < 0.8:
+            self.close()
         tokens = self.prompt()
         name = self.names(tokens)
         ids = self.both(
@@ -275,6 +278,8 @@ class CacheProgram:
 
     def reserve(self) -> None:
         pairs = self.some(reserved=False)
+        if not pairs and self.random.random() < 0.9:
+            return
         real, model = self.ids(pairs)
         counts = [self.count(pair) for pair in pairs] + [1] * (len(real) - len(pairs))
         if counts and self.random.random() < 0.02:
@@ -312,6 +317,8 @@ class CacheProgram:
 
     def commit(self) -> None:
         pairs = self.some(reserved=True)
+        if not pairs and self.random.random() < 0.9:
+            return
         real, model = self.ids(pairs)
         tokens = []
         for pair in pairs:
@@ -379,7 +386,10 @@ class CacheProgram:
     def fork(self) -> None:
         if not self.pairs:
             return
-        pair, n = self.random.choice(self.pairs), self.random.choice((0, 1, 1, 2, -1))
+        pair, n = (
+            self.random.choice(self.some(reserved=False) or self.pairs),
+            self.random.choice((0, 1, 1, 1, 1, 2, 2, -1)),
+        )
         results = self.both(
             f"fork({pair.model}, {n})",
             lambda: self.real.fork(pair.real, n),
@@ -431,9 +441,7 @@ class CacheProgram:
 
     def lease(self) -> None:
         leasable = [block for block in self.blocks if block]
-        blocks = self.random.sample(
-            leasable, min(len(leasable), self.random.randint(0, max(1, len(leasable) // 2)))
-        )
+        blocks = self.random.sample(leasable, min(len(leasable), self.random.randint(0, 3)))
         if blocks and self.random.random() < 0.05:
             blocks.append(blocks[0])
         twins = [self.blocks[block] for block in blocks]
@@ -487,13 +495,13 @@ class CacheProgram:
 
     VERBS = (
         ("match", 6),
-        ("open", 12),
+        ("open", 10),
         ("reserve", 24),
         ("commit", 22),
         ("cancel", 4),
         ("fork", 5),
         ("truncate", 6),
-        ("close", 8),
+        ("close", 9),
         ("evict", 2),
         ("reset_cache", 1),
         ("lease", 3),

@@ -87,7 +87,7 @@ def test_the_token_depends_on_every_entry():
 
 
 def test_another_order_of_blocks_is_refused(toy):
-    with pytest.raises(ToyError, match="position 0 is of another prefix|unwritten"):
+    with pytest.raises(ToyError, match="unwritten"):
         compute(toy, step(1, [(1, [2, 1], [7], 6)]))
 
 

@@ -339,7 +339,7 @@ def test_livelock_everyone_needs_one_more_block():
 
 
 def test_deadlock_last_running_request_outgrows_the_pool():
-    """sglang PR#14948, #15626, #19881: nothing was left to preempt, an assertion killed the server."""
+    """sglang PR#14948, #15626, #19881: nothing was left to preempt, an assertion failed."""
     run = Run(num_blocks=3, block_size=2)
     run.add("r1", [1, 2], max_tokens=10)
     run.add("next", [3, 4], max_tokens=3)

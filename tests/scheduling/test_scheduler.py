@@ -332,3 +332,16 @@ def test_row_error_wins_over_a_short_score_list():
     run.add("a", [1, 2, 3], prompt_logprobs=0)
     run.finish()
     assert run.ends["a", 0].error == "bad row"
+
+
+def test_tables_are_sent_when_they_change_only():
+    run = Run(budget=4, block_size=1)
+    run.add("pair", [9], n=2, temperature=1.0)
+    run.add("first", range(1, 20))
+    run.add("second", range(21, 40))
+    for _ in range(4):
+        run.step()
+    row = int(run.manager.rows([run.request("second").branches[0].seq])[0])
+    assert [row in step.table_rows for step in run.steps] == [True, False, False, False]
+    assert [row in step.changed_rows for step in run.steps] == [True, True, False, False]
+    run.finish()

@@ -78,6 +78,15 @@ def test_the_public_part_is_shared_block_by_block(public: int) -> None:
     assert m.match([*range(10), 99], namespace="a", public=public).cached_tokens == 10
 
 
+def test_readers_and_writers_with_different_public_parts_share_what_is_public_to_both() -> None:
+    """Also where the newest child of a public block is private: it must not be followed."""
+    for written, read in itertools.product(range(13), repeat=2):
+        m = BlockManager(16, 4)
+        remember(m, range(12), namespace="a", public=written)
+        found = m.match([*range(12), 99], namespace="b", public=read).cached_tokens
+        assert found == min(written // 4, read // 4) * 4, (written, read)
+
+
 def test_a_public_tail_is_shared_when_its_whole_block_is_public() -> None:
     m = BlockManager(8, 4)
     seq = m.open(list(range(8)), namespace="a", public=8)

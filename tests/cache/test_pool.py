@@ -25,6 +25,16 @@ def test_a_block_named_several_times_in_one_change_is_counted_as_often() -> None
     assert (pool.num_free, pool.num_held) == (4, 0)
 
 
+def test_blocks_of_one_change_become_cached_in_the_order_of_their_last_mention() -> None:
+    pool = Pool(3)
+    blocks = pool.allocate(2)
+    a, b = blocks.tolist()
+    pool.change(np.array([a], np.int32), +1)
+    pool.name(blocks, 4)
+    pool.change(np.array([a, b, a], np.int32), -1)
+    assert pool.ring.order().tolist() == [b, a]
+
+
 def test_a_fresh_pool_hands_out_adjacent_blocks() -> None:
     assert Pool(4).allocate(3).tolist() == [1, 2, 3]
 

@@ -15,7 +15,7 @@ from reference_cache import ReferenceCache, Refused
 
 from pagedkv.cache import BlockManager, InvariantError
 
-NAMESPACES = (None,) * 9 + ("a", "b", b"a")
+TENANTS = (None, "a", "b", b"a")
 EXTRAS = (None,) * 9 + (b"x",)
 
 
@@ -46,6 +46,7 @@ class CacheProgram:
         self.random = random.Random(f"{seed} {num_blocks} {block_size}")
         self.size = block_size
         self.alphabet = self.random.choice((2, 3))
+        self.many_tenants = self.random.random() < 0.4
         self.shape = {
             "num_blocks": num_blocks,
             "block_size": block_size,
@@ -208,10 +209,12 @@ class CacheProgram:
         return [self.random.randrange(self.alphabet) for _ in range(n)]
 
     def names(self, tokens: list[int]) -> tuple[object, int, bytes | None]:
-        public = self.random.randint(0, len(tokens)) if self.random.random() < 0.2 else 0
+        if not self.many_tenants:
+            return None, 0, self.random.choice(EXTRAS)
+        public = self.random.choice((0, self.random.randint(0, len(tokens)), len(tokens)))
         if self.random.random() < 0.02:
             public = self.random.choice((-1, len(tokens) + 1))
-        return self.random.choice(NAMESPACES), public, self.random.choice(EXTRAS)
+        return self.random.choice(TENANTS), public, self.random.choice(EXTRAS)
 
     def match(self) -> None:
         tokens = self.prompt()

@@ -14,6 +14,36 @@ constexpr float kEmpty = -std::numeric_limits<float>::infinity();
 // A partial state is padded_dim weighted values, then the maximum and the sum.
 int64_t partial_floats(int64_t padded_dim) { return padded_dim + kLanes; }
 
+// Where the rows of one span lie: the walk through the table, once for a whole tile.
+struct SpanRows {
+  const void* keys[kSpan];
+  const void* values[kSpan];
+  int count = 0;
+
+  // Positions of `span` up to last_position, at least one.
+  void find(const Store& store, int64_t layer, int64_t head, const int32_t* table, int64_t span,
+            int64_t last_position) {
+    const int64_t block_size = store.layout.block_size;
+    const int64_t step = store.layout.slot_stride() * size_of(store.dtype);
+    const int64_t start = span * kSpan;
+    count = static_cast<int>(std::min<int64_t>(last_position + 1 - start, kSpan));
+    for (int j = 0; j < count;) {
+      int64_t slot = (start + j) % block_size;
+      const int64_t block = table[(start + j) / block_size];
+      const std::byte* key = store.at(layer, 0, block, slot, head);
+      const std::byte* value = store.at(layer, 1, block, slot, head);
+      for (; j < count && slot < block_size; ++j, ++slot, key += step, value += step) {
+        keys[j] = key;
+        values[j] = value;
+      }
+    }
+    for (int j = count; j % kKeyGroup; ++j) {
+      keys[j] = keys[count - 1];
+      values[j] = values[count - 1];
+    }
+  }
+};
+
 }  // namespace
 
 // What one thread works in: pieces of its part of the workspace.
@@ -113,9 +143,10 @@ void Attention::attend(const Plan& plan, const Item& item, int64_t layer, Tokens
     kernels_.load_query(source, scale_, static_cast<int>(store_.head_dim),
                         static_cast<int>(padded_dim), scratch.queries + i * padded_dim);
   }
-  const int32_t* table = plan.table(item.row);
-  const void* keys[kSpan];
-  const void* values[kSpan];
+  const int64_t last_seen = history + (item.end_vector - 1) / group;
+  SpanRows rows[2];  // of the current span and of the next
+  rows[item.first_span % 2].find(store_, layer, item.head, plan.table(item.row), item.first_span,
+                                 last_seen);
   int32_t limits[kTile];
   scratch.clear(count, padded_dim);
   for (int64_t span = item.first_span; span < item.end_span; ++span) {
@@ -126,22 +157,15 @@ void Attention::attend(const Plan& plan, const Item& item, int64_t layer, Tokens
       limits[i] = static_cast<int32_t>(std::clamp<int64_t>(seen, 0, kSpan));
       first += limits[i] == 0;
     }
-    const int num_keys = limits[count - 1];
-    for (int j = 0; j < num_keys;) {
-      int64_t slot = (start + j) % layout.block_size;
-      const int64_t block = table[(start + j) / layout.block_size];
-      const std::byte* key = store_.at(layer, 0, block, slot, item.head);
-      const std::byte* value = store_.at(layer, 1, block, slot, item.head);
-      const int64_t step = layout.slot_stride() * size_of(store_.dtype);
-      for (; j < num_keys && slot < layout.block_size; ++j, ++slot, key += step, value += step) {
-        keys[j] = key;
-        values[j] = value;
-      }
+    const SpanRows& now = rows[span % 2];
+    SpanRows& next = rows[(span + 1) % 2];
+    next.count = 0;
+    if (span + 1 < item.end_span) {
+      next.find(store_, layer, item.head, plan.table(item.row), span + 1, last_seen);
     }
-    for (int j = num_keys; j % kKeyGroup; ++j) keys[j] = keys[num_keys - 1];
-    kernels_.attend_span({keys, values, scratch.queries, limits, first, count,
-                          static_cast<int>(padded_dim), scratch.scores, scratch.converted,
-                          scratch.maximum, scratch.sum, scratch.accumulated});
+    kernels_.attend_span({now.keys, now.values, next.keys, next.count, scratch.queries, limits,
+                          first, count, static_cast<int>(padded_dim), scratch.scores,
+                          scratch.converted, scratch.maximum, scratch.sum, scratch.accumulated});
     if (item.partials < 0) continue;
     float* partial = scratch.partials +
                      (item.partials + (span - item.first_span) * count) * partial_floats(padded_dim);

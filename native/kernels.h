@@ -15,7 +15,7 @@ namespace pagedkv {
 constexpr int kSpan = 128;
 // Query vectors (a position and a head) that one call works on.
 constexpr int kTile = 48;
-// Key pointers are padded to a multiple of this with a valid pointer.
+// Row pointers of a span are padded to a multiple of this with a valid pointer.
 constexpr int kKeyGroup = 8;
 
 // One span of positions for a tile of query vectors of one K/V head.
@@ -23,6 +23,8 @@ constexpr int kKeyGroup = 8;
 struct SpanTask {
   const void* const* keys;  // [round_up(limits[count - 1], kKeyGroup)] rows of padded_dim
   const void* const* values;
+  const void* const* next_keys;  // rows that the next span will read, to be fetched meanwhile
+  int num_next;
   const float* queries;  // [count, padded_dim], scaled
   const int32_t* limits;  // [count]
   int first;

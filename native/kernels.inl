@@ -66,6 +66,16 @@ inline void dots(const void* const* keys, const float* queries, int padded_dim, 
   }
 }
 
+// A table scatters rows over memory where the hardware cannot foresee them; it is told here.
+template <typename T>
+inline void prefetch(const void* const* rows, int begin, int end, int padded_dim) {
+  for (int j = begin; j < end; ++j) {
+    const char* line = static_cast<const char*>(rows[j]);
+    const char* after = line + padded_dim * sizeof(T);
+    for (; line < after; line += 64) __builtin_prefetch(line);
+  }
+}
+
 // Turns the first n scores into weights relative to their maximum, in place.
 inline void soften(float* scores, int n, float* out_maximum, float* out_sum) {
   const int whole = static_cast<int>(round_up(n, kLanes));
@@ -128,7 +138,12 @@ void attend_vectors(const SpanTask& task, const void* const* keys, const void* c
   static_assert(kKeyGroup % N == 0);
   const int padded_dim = task.padded_dim;
   const int32_t* limits = task.limits + i;
+  const bool leads = i == task.first;  // the first vectors of a tile wait for memory
   for (int j = 0; j < limits[M - 1]; j += N) {
+    if (leads) {
+      prefetch<T>(values, j, j + N, padded_dim);
+      prefetch<T>(task.next_keys, j, j + N < task.num_next ? j + N : task.num_next, padded_dim);
+    }
     dots<T, M, N>(keys + j, task.queries + i * padded_dim, padded_dim, task.scores + j);
   }
   float top[M], total[M];
@@ -182,7 +197,10 @@ inline void attend_span(const SpanTask& task, const bfloat16*) {
   const void* values[kSpan];
   widen(task.keys, count, task.padded_dim, task.converted, keys);
   widen(task.values, count, task.padded_dim, task.converted + kSpan * task.padded_dim, values);
-  for (int j = count; j % kKeyGroup; ++j) keys[j] = keys[count - 1];
+  for (int j = count; j % kKeyGroup; ++j) {
+    keys[j] = keys[count - 1];
+    values[j] = values[count - 1];
+  }
   attend_rows<float>(task, keys, values);
 }
 

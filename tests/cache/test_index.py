@@ -97,6 +97,17 @@ def test_a_public_tail_is_shared_when_its_whole_block_is_public() -> None:
     assert m.match(list(range(8)), namespace="b", public=7).cached_tokens == 4
 
 
+def test_a_fork_has_the_same_public_part() -> None:
+    m = BlockManager(8, 4)
+    first = m.open(list(range(8)), namespace="a", public=8)
+    (second,) = m.fork(first)
+    m.close(first)
+    m.reserve([second], [8])
+    m.commit([second], [list(range(8))])
+    m.close(second)
+    assert m.match([*range(8), 9], namespace="b", public=8).cached_tokens == 8
+
+
 def test_truncating_lowers_the_public_part() -> None:
     m = BlockManager(8, 4)
     seq = write(m, range(8), namespace="a", public=8)

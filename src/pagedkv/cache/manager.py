@@ -13,11 +13,19 @@ import numpy as np
 from pagedkv.cache.check import check_manager
 from pagedkv.cache.errors import OutOfBlocks
 from pagedkv.cache.export import Tables
-from pagedkv.cache.index import ROOT, Frames, PrefixIndex, make_frames
+from pagedkv.cache.index import ROOT, PrefixIndex, make_frames
 from pagedkv.cache.lease import Lease
+from pagedkv.cache.lookup import Query, match, open_row, read_query
 from pagedkv.cache.pool import Pool
 from pagedkv.cache.publish import evict, publish_full, publish_tail, withdraw
-from pagedkv.cache.reserve import apply, cancel, drop_entries, end_copies
+from pagedkv.cache.reserve import (
+    apply,
+    cancel,
+    drop_entries,
+    end_copies,
+    read_counts,
+    refuse_commit,
+)
 from pagedkv.cache.sequence_data import pack_sequence, unpack_sequence
 from pagedkv.cache.snapshot import pack_manager, state_key, unpack_manager
 from pagedkv.cache.state import State
@@ -31,7 +39,6 @@ from pagedkv.cache.types import (
     SeqId,
     Tokens,
     flatten_tokens,
-    token_array,
     whole,
 )
 from pagedkv.cache.writes import WritePlan, plan_writes
@@ -75,7 +82,9 @@ class BlockManager:
         # Tokens whose K/V stands in each slot: what a block's name will say.
         self.contents = np.zeros((num_blocks + 1, block_size), np.int32)
         self.index = PrefixIndex(self.contents)
-        self._state = State(block_size, self.pool, self.table, self.index, self.contents)
+        self._state = State(
+            block_size, prefix_caching, self.pool, self.table, self.index, self.contents
+        )
         self.leases: dict[int, Int32] = {}
         self.next_lease = 1
 
@@ -157,7 +166,7 @@ class BlockManager:
         copied out): `demand <= num_free_blocks + num_cached_blocks` exactly when `open` and
         `reserve` of the rest would succeed.
         """
-        return self._match(*self._named(tokens, namespace, public, extra), public)
+        return match(self._state, read_query(tokens, namespace, public, extra))
 
     def demand(self, seqs: Sequence[int], counts: Sequence[int] | Int64) -> int:
         """Blocks that `reserve(seqs, counts)` takes if it need not save copies."""
@@ -188,8 +197,7 @@ class BlockManager:
         adapter, an image). Takes no block from the free ones. OutOfSequences when every row is
         taken; ValueError for bad tokens or a `public` outside 0..len(tokens).
         """
-        array, frames = self._named(tokens, namespace, public, extra)
-        return self._open(array, frames, public, namespace, extra)
+        return self._open(read_query(tokens, namespace, public, extra))
 
     def reserve(self, seqs: Sequence[int], counts: Sequence[int] | Int64) -> Reservation:
         """Makes room for `counts[i]` more tokens of each sequence; the write rule decides where.
@@ -225,7 +233,7 @@ class BlockManager:
         flat, counts = flatten_tokens(tokens, len(which))
         reserved = self.table.reserved[which]
         if (reserved < counts).any():
-            self._refuse_commit(which, counts)
+            refuse_commit(self.table, which, counts)
         rows, starts = self.table, self.table.lengths[which]
         self.contents.reshape(-1)[rows.slots(which, starts, counts)] = flat
         ends = starts + counts
@@ -400,17 +408,21 @@ class BlockManager:
         Block sizes may differ. Errors as `open` and `reserve`.
         """
         facts = unpack_sequence(data)
-        frames = make_frames(facts.namespace, facts.extra)
-        # The public part may pass the tokens committed so far: it stays what it was.
-        name = facts.tokens, frames, facts.public
-        demand = self._match(*name).demand
+        # Not `read_query`: the public part may pass the tokens committed so far, and stays.
+        query = Query(*facts[:4], make_frames(facts.namespace, facts.extra))
+        demand = match(self._state, query).demand
         if demand > self.pool.num_available:
             raise OutOfBlocks(demand, self.pool.num_free, self.pool.num_cached)
-        seq = self._open(*name, facts.namespace, facts.extra)
+        seq = self._open(query)
         rest = facts.tokens[self.length(seq) :]
         return Imported(seq, self.reserve([seq], [len(rest)]), rest)
 
     # ---- steps of the verbs -------------------------------------------------------------------
+
+    def _open(self, query: Query) -> SeqId:
+        row = open_row(self._state, query)
+        self._touched(np.array([row]))
+        return self.table.seq(row)
 
     def _row(self, seq: int) -> int:
         return int(self.table.find([seq])[0])
@@ -422,86 +434,9 @@ class BlockManager:
             raise ValueError(f"block {bad[0]} is not one of 1..{self.num_blocks}")
         return ids.astype(np.int32)
 
-    def _named(
-        self, tokens: Tokens, namespace: str | bytes | None, public: int, extra: bytes | None
-    ) -> tuple[Int32, Frames]:
-        array = token_array(tokens)
-        if not 0 <= whole(public, "public") <= len(array):
-            raise ValueError(f"public={public} must be from 0 to the {len(array)} tokens given")
-        return array, make_frames(namespace, extra)
-
-    def _match(self, array: Int32, frames: Frames, public: int) -> Match:
-        hits, _, cached = self._look_up(array, frames, public)
-        used = (self.pool.counts[hits] > 0) | (self.pool.leases[hits] > 0)
-        return Match(cached, -(-len(array) // self.block_size) - int(used.sum()))
-
-    def _open(
-        self,
-        array: Int32,
-        frames: Frames,
-        public: int,
-        namespace: str | bytes | None,
-        extra: bytes | None,
-    ) -> SeqId:
-        if len(array) > self.max_blocks_per_seq * self.block_size:
-            raise ValueError(
-                f"{len(array)} tokens do not fit in max_blocks_per_seq={self.max_blocks_per_seq} "
-                f"blocks of {self.block_size}"
-            )
-        self.table.need(1)
-        hits, tail, cached = self._look_up(array, frames, public)
-        blocks = np.array(hits if tail == ROOT else [*hits, tail], np.int32)
-        row = self.table.take(namespace, extra, frames, public)
-        self.pool.change(blocks, +1)
-        self.table.blocks[row, : len(blocks)] = blocks
-        self.table.lengths[row] = self.table.found[row] = cached
-        self._touched(np.array([row]))
-        return self.table.seq(row)
-
-    def _look_up(self, tokens: Int32, frames: Frames, public: int) -> tuple[list[int], int, int]:
-        """(full hits, partial hit or ROOT, cached tokens), leaving at least one token."""
-        if not self.prefix_caching or len(tokens) < 2:
-            return [], ROOT, 0
-        most, public_blocks = len(tokens) - 1, public // self.block_size
-        hits = self.index.full_hits(tokens, frames, public_blocks, most // self.block_size)
-        start = len(hits) * self.block_size
-        frame = frames.public if len(hits) < public_blocks else frames.private
-        rest = tokens[start : min(start + self.block_size, most)]
-        if not len(rest):
-            return hits, ROOT, start
-        tail, common = self.index.partial_hit(hits[-1] if hits else ROOT, frame, rest)
-        return hits, tail, start + common
-
     def _plan(self, seqs: Sequence[int], counts: Sequence[int] | Int64) -> WritePlan:
-        rows, which = self.table, self.table.find(seqs)
-        wanted = int_array(counts, "counts")
-        if wanted.shape != which.shape:
-            raise ValueError(f"{len(counts)} counts for {len(which)} sequences")
-        if (wanted < 0).any():
-            raise ValueError(f"cannot reserve {wanted[wanted < 0][0]} tokens: give at least 0")
-        busy = rows.reserved[which] != NO_RESERVATION
-        if busy.any():
-            raise ValueError(
-                f"sequence {rows.seqs[which[busy][0]]} has an open reservation: "
-                "commit or cancel it first"
-            )
-        longest = self.max_blocks_per_seq * self.block_size
-        over = wanted > longest - rows.lengths[which]  # a sum could pass int64
-        if over.any():
-            raise ValueError(
-                f"sequence {rows.seqs[which[over][0]]}: {rows.lengths[which[over][0]]} + "
-                f"{wanted[over][0]} tokens pass max_blocks_per_seq={self.max_blocks_per_seq} "
-                f"({longest} tokens)"
-            )
-        return plan_writes(self.pool, rows, which, wanted)
-
-    def _refuse_commit(self, which: Int64, counts: Int64) -> None:
-        reserved = self.table.reserved[which]
-        place = int(np.flatnonzero(reserved < counts)[0])
-        seq, k = self.table.seqs[which[place]], reserved[place]
-        if k == NO_RESERVATION:
-            raise ValueError(f"sequence {seq} has no open reservation to commit")
-        raise ValueError(f"sequence {seq}: {counts[place]} tokens committed, {k} were reserved")
+        which = self.table.find(seqs)
+        return plan_writes(self.pool, self.table, which, read_counts(self.table, which, counts))
 
     def _touched(self, which: Int64) -> None:
         self.table.touch(which)

@@ -1,13 +1,49 @@
-"""Carrying out a write plan, and undoing it: the table entries and counts of reservations."""
+"""Reservations: checking them, carrying out their write plan, and undoing it."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
 
 import numpy as np
 
 from pagedkv.cache.state import State
-from pagedkv.cache.table import NO_RESERVATION, repeat_ranges
+from pagedkv.cache.table import NO_RESERVATION, BlockTable, int_array, repeat_ranges
 from pagedkv.cache.types import Int32, Int64, Reservation
 from pagedkv.cache.writes import WritePlan
+
+
+def read_counts(table: BlockTable, which: Int64, counts: Sequence[int] | Int64) -> Int64:
+    """Tokens to reserve for each row, int64 [n]. ValueError if a row cannot reserve them."""
+    wanted = int_array(counts, "counts")
+    if wanted.shape != which.shape:
+        raise ValueError(f"{len(counts)} counts for {len(which)} sequences")
+    if (wanted < 0).any():
+        raise ValueError(f"cannot reserve {wanted[wanted < 0][0]} tokens: give at least 0")
+    busy = table.reserved[which] != NO_RESERVATION
+    if busy.any():
+        raise ValueError(
+            f"sequence {table.seqs[which[busy][0]]} has an open reservation: "
+            "commit or cancel it first"
+        )
+    longest = table.width * table.block_size
+    over = wanted > longest - table.lengths[which]  # a sum could pass int64
+    if over.any():
+        row = which[over][0]
+        raise ValueError(
+            f"sequence {table.seqs[row]}: {table.lengths[row]} + {wanted[over][0]} tokens pass "
+            f"max_blocks_per_seq={table.width} ({longest} tokens)"
+        )
+    return wanted
+
+
+def refuse_commit(table: BlockTable, which: Int64, counts: Int64) -> NoReturn:
+    """Says which row was to commit more tokens than it has reserved."""
+    place = int(np.flatnonzero(table.reserved[which] < counts)[0])
+    seq, reserved = table.seqs[which[place]], table.reserved[which[place]]
+    if reserved == NO_RESERVATION:
+        raise ValueError(f"sequence {seq} has no open reservation to commit")
+    raise ValueError(f"sequence {seq}: {counts[place]} tokens committed, {reserved} were reserved")
 
 
 def apply(state: State, plan: WritePlan, blocks: Int32) -> Reservation:

@@ -17,11 +17,11 @@ class SequenceFacts(NamedTuple):
     """`blocks` are the sender's ids, `block_size` the sender's: they locate its payload."""
 
     tokens: Int32
+    namespace: str | bytes | None
+    public: int
+    extra: bytes | None
     blocks: Int32
     block_size: int
-    public: int
-    namespace: str | bytes | None
-    extra: bytes | None
 
 
 def pack_sequence(manager: BlockManager, row: int) -> bytes:
@@ -41,5 +41,5 @@ def unpack_sequence(data: bytes) -> SequenceFacts:
     facts, arrays = unpack(_MAGIC, data)
     namespace, extra = name_from_json(facts["name"])
     return SequenceFacts(
-        arrays["tokens"], arrays["blocks"], facts["block_size"], facts["public"], namespace, extra
+        arrays["tokens"], namespace, facts["public"], extra, arrays["blocks"], facts["block_size"]
     )

@@ -15,6 +15,7 @@ class State:
     """`contents` int32 [num_blocks + 1, B]: the tokens whose K/V stands in each slot."""
 
     block_size: int
+    prefix_caching: bool
     pool: Pool
     table: BlockTable
     index: PrefixIndex

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
 from pagedkv.attention.batch import (
     canonical_shape,
@@ -89,7 +90,14 @@ class NativeBackend:
             raise ValueError(f"{type(plan).__name__} was made by another backend")
         check_run(self.spec, plan.num_tokens, layer, q, k, v)
         out = torch.empty(q.shape, dtype=q.dtype)
-        self._store.run(plan.tasks, layer, q, k, v, out)
+        self._store.run(
+            plan.tasks,
+            layer,
+            to_dlpack(q),
+            to_dlpack(k),
+            to_dlpack(v),
+            to_dlpack(out),
+        )
         return out
 
     def copy_blocks(self, copies: npt.NDArray[np.int32]) -> None:

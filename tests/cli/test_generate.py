@@ -112,6 +112,11 @@ def test_json_is_all_there_is_and_counts_are_right(pagedkv: Run) -> None:
     assert data["engine"]["block_size"] == 16
 
 
+def test_blocks_are_counted_while_the_only_step_runs(pagedkv: Run) -> None:
+    _, out, _ = pagedkv("x" * 40, "--max-tokens", "1", "--no-chat", "--json")
+    assert json.loads(out)["usage"]["blocks_peak"] == 3
+
+
 BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "empty prompt": (("",), "empty"),
     "empty among good": (("a", "", "b"), "prompt 1 is empty"),

@@ -56,7 +56,20 @@ def test_outputs_grow_and_metrics_are_in_order() -> None:
     assert metrics.first_token_time is not None and metrics.finished_time is not None
     assert 0.5 < metrics.first_token_time < metrics.finished_time
     assert metrics.ttft == metrics.first_token_time - 0.5
+    assert metrics.queue_time == 0.5  # the clock's first look was that of the first step
     assert seen[0].metrics.finished_time is None
+
+
+def test_queue_time_is_that_of_the_first_admission() -> None:
+    engine = toy_engine(num_blocks=4)
+    engine.add_request("first", "x" * 12, SamplingParams(temperature=0, max_tokens=3))
+    engine.add_request("second", "y" * 12, SamplingParams(temperature=0, max_tokens=3))
+    last = run(engine)
+    first, second = last["first"].metrics, last["second"].metrics
+    assert first.queue_time is not None and second.queue_time is not None
+    assert second.admitted_time is not None and first.finished_time is not None
+    assert second.admitted_time > first.finished_time
+    assert second.queue_time > first.queue_time
 
 
 def test_live_id_is_refused_and_free_again_when_the_last_output_was_returned() -> None:

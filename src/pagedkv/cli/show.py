@@ -78,6 +78,7 @@ def as_json(
             "cached_tokens": output.num_cached_tokens,
             "completion_tokens": sum(len(sample.token_ids) for sample in output.outputs),
             "seed": output.seed,
+            "queue_time": output.metrics.queue_time,
             "ttft": output.metrics.ttft,
             "outputs": [asdict(sample) for sample in output.outputs],
         }

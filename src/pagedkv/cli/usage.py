@@ -23,7 +23,7 @@ class Meter:
     slots_reserved: int = 0
 
     def add(self, stats: StepStats) -> None:
-        self.blocks_peak = max(self.blocks_peak, stats.blocks_held)
+        self.blocks_peak = max(self.blocks_peak, stats.blocks_peak)
         self.preemptions += stats.num_preempted
         self.slots_filled += stats.slots_filled
         self.slots_in_blocks += stats.blocks_held * self.block_size

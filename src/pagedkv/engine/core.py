@@ -58,9 +58,10 @@ class EngineCore:
         stats = None
         if step is not None:
             preempted = self.scheduler.stats.num_preemptions - preempted
+            peak = self.scheduler.manager.num_held_blocks
             more, duration = self._execute(step, now)
             deltas += more
-            stats = self._stats(step, now, duration, preempted)
+            stats = self._stats(step, now, duration, preempted, peak)
         self._forget_ended(deltas)
         return deltas, stats
 
@@ -84,7 +85,8 @@ class EngineCore:
             message = f"step {step.index} failed: {type(error).__name__}: {error}"
             return self.scheduler.fail(message, now), 0.0
         except BaseException as error:  # an interrupt: leave a usable engine behind
-            self.scheduler.fail(f"step {step.index} was interrupted by {error!r}", now)
+            message = f"step {step.index} was interrupted by {error!r}"
+            self._forget_ended(self.scheduler.fail(message, now))
             raise
         return self.scheduler.commit(result, now), result.duration
 
@@ -95,7 +97,9 @@ class EngineCore:
                 with self._lock:
                     self._ids.discard(delta.request_id)
 
-    def _stats(self, step: Step, now: float, duration: float, preempted: int) -> StepStats:
+    def _stats(
+        self, step: Step, now: float, duration: float, preempted: int, peak: int
+    ) -> StepStats:
         scheduler, manager = self.scheduler, self.scheduler.manager
         counts = scheduler.stats
         sequences = scheduler.sequences
@@ -110,6 +114,7 @@ class EngineCore:
             blocks_free=manager.num_free_blocks,
             blocks_cached=manager.num_cached_blocks,
             blocks_held=manager.num_held_blocks,
+            blocks_peak=peak,
             slots_filled=self._slots_filled(sequences),
             slots_reserved=len(sequences) * scheduler.config.max_model_len,
         )

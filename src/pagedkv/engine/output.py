@@ -27,8 +27,14 @@ class RequestMetrics:
     """Times in seconds on the engine's clock; None while the event has not happened."""
 
     arrival_time: float
+    admitted_time: float | None = None
     first_token_time: float | None = None
     finished_time: float | None = None
+
+    @property
+    def queue_time(self) -> float | None:
+        """From arrival until the request first left the waiting queue."""
+        return None if self.admitted_time is None else self.admitted_time - self.arrival_time
 
     @property
     def ttft(self) -> float | None:
@@ -131,6 +137,7 @@ class _Request:
     prompt: str | None
     samples: list[_Sample]
     num_cached_tokens: int = 0
+    admitted_time: float | None = None
     prompt_scores: list[TokenLogprobs] = field(default_factory=list)
     first_token_time: float | None = None
     finished_time: float | None = None
@@ -143,6 +150,7 @@ class _Request:
         if delta.token_ids and self.first_token_time is None:
             self.first_token_time = now
         self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
+        self.admitted_time = delta.admitted_at
         self.prompt_scores += delta.prompt_logprobs
         self.samples[delta.sample].take(delta)
 
@@ -157,7 +165,9 @@ class _Request:
             tuple(sample.output(tokenizer) for sample in self.samples),
             self.finished,
             self.num_cached_tokens,
-            RequestMetrics(self.add.arrival, self.first_token_time, self.finished_time),
+            RequestMetrics(
+                self.add.arrival, self.admitted_time, self.first_token_time, self.finished_time
+            ),
             self.add.seed,
             scores,
         )

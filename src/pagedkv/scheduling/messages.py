@@ -60,6 +60,7 @@ class Delta:
     stop_reason: int | None = None
     error: str | None = None
     num_cached_tokens: int = 0
+    admitted_at: float | None = None  # when the request first left the waiting queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,5 +77,6 @@ class StepStats:
     blocks_free: int
     blocks_cached: int
     blocks_held: int
+    blocks_peak: int  # held while the step ran; all other figures are those after it
     slots_filled: int  # committed tokens of open sequences, shared blocks counted once
     slots_reserved: int  # what reserving max_model_len for every open sequence would take

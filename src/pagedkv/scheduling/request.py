@@ -83,6 +83,7 @@ class Request:
         self.outputs = [Output(i) for i in range(add.params.n)]
         self.branches: list[Branch] = []
         self.admitted = False  # ever
+        self.admitted_at: float | None = None  # seconds, the first time
         self.started = False  # the first tokens have been drawn
         self.num_cached_tokens = 0  # prefix hits of the first admission
         self.num_scored = 0  # prompt log-probabilities reported so far

@@ -114,7 +114,7 @@ class Scheduler:
             raise PagedKVError(f"step {self._flight.step.index} is in flight: commit it first")
         rows, budget, preempted = self._fit_running()
         if not preempted:
-            self._admit(rows, budget)
+            self._admit(rows, budget, now)
         if not rows:
             return None
         self._flight = make_batch(
@@ -224,7 +224,7 @@ class Scheduler:
         )
         self._deltas += self._end(request, [last], "length", message)
 
-    def _admit(self, rows: list[Row], budget: int) -> None:
+    def _admit(self, rows: list[Row], budget: int, now: float) -> None:
         """Starts waiting requests, in order, as long as each fits whole; adds their rows."""
         while self._waiting and budget > 0:
             request = self._waiting.peek()
@@ -234,7 +234,7 @@ class Scheduler:
             if request.total_blocks(self.manager.block_size) > self.manager.num_blocks:
                 self._cut_short(request)
             elif self._fits(request):
-                budget -= self._start(request, rows, budget)
+                budget -= self._start(request, rows, budget, now)
             else:
                 return
 
@@ -251,7 +251,7 @@ class Scheduler:
         demand += sum(r.own_blocks(size) for r in self._running if len(r.branches) == 1)
         return demand <= manager.num_free_blocks + manager.num_cached_blocks
 
-    def _start(self, request: Request, rows: list[Row], budget: int) -> int:
+    def _start(self, request: Request, rows: list[Row], budget: int, now: float) -> int:
         """Opens the request's common part and plans its first chunk; returns the chunk's size."""
         manager = self.manager
         common = request.common_tokens()
@@ -259,6 +259,7 @@ class Scheduler:
         cached = manager.length(seq)
         if not request.admitted:
             request.num_cached_tokens = cached
+            request.admitted_at = now
         request.admitted = True
         branch = Branch(request, seq, request.live, cached)
         request.branches = [branch]
@@ -297,9 +298,15 @@ class Scheduler:
         if not request.live or not new:
             return []
         request.num_scored += len(new)
-        first = request.live[0].index
-        cached = request.num_cached_tokens
-        return [Delta(request.id, first, prompt_logprobs=new, num_cached_tokens=cached)]
+        return [
+            Delta(
+                request.id,
+                request.live[0].index,
+                prompt_logprobs=new,
+                num_cached_tokens=request.num_cached_tokens,
+                admitted_at=request.admitted_at,
+            )
+        ]
 
     def _take_tokens(self, request: Request, output: Output, result: Result, i: int) -> Delta:
         """Appends the tokens of sample i of the Result, up to the one that ends the output."""
@@ -322,6 +329,7 @@ class Scheduler:
             stop_reason=end.stop_reason,
             error=end.error,
             num_cached_tokens=request.num_cached_tokens,
+            admitted_at=request.admitted_at,
         )
 
     def _settle(self, branch: Branch) -> None:
@@ -354,6 +362,7 @@ class Scheduler:
                     finish_reason=reason,
                     error=error,
                     num_cached_tokens=request.num_cached_tokens,
+                    admitted_at=request.admitted_at,
                 )
             )
         self._drop_ended(request)

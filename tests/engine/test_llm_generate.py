@@ -233,6 +233,16 @@ def test_threads_follow_the_environment(folder: Path, monkeypatch: pytest.Monkey
         torch.set_num_threads(before)
 
 
+def test_a_smaller_number_of_torch_threads_is_honoured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PAGEDKV_NUM_THREADS", raising=False)
+    torch.set_num_threads(1)
+    assert make(folder).report.num_threads == torch.get_num_threads() == 1
+    torch.set_num_threads(1000)
+    assert make(folder).report.num_threads == torch.get_num_threads() < 1000
+
+
 @pytest.fixture(autouse=True)
 def same_threads() -> Iterator[None]:
     before = torch.get_num_threads()

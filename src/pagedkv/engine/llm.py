@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -13,7 +14,7 @@ from pagedkv.cache import BlockManager
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.executor import ModelExecutor
 from pagedkv.engine.llm_engine import LLMEngine
-from pagedkv.engine.machine import machine_memory, num_threads
+from pagedkv.engine.machine import THREADS_VARIABLE, machine_memory, num_threads
 from pagedkv.engine.memory import StartupReport, pool_blocks
 from pagedkv.engine.output import RequestOutput
 from pagedkv.engine.requests import ChatMessages, Prompt
@@ -42,7 +43,7 @@ class LLM:
     seed: from it the seeds of requests that bring none are drawn.
 
     `engine` is the LLMEngine, `report` what was chosen. Sets torch's number of threads if it is
-    larger than what the container grants. Raises ConfigError or ModelError.
+    larger than what the container grants, or to PAGEDKV_NUM_THREADS. Raises ConfigError or ModelError.
     """
 
     def __init__(
@@ -72,9 +73,7 @@ class LLM:
                 f"deterministic=True needs the native or the reference backend ({reason}): set "
                 "attention_backend, or deterministic=False"
             )
-        threads = num_threads()
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
+        threads = _set_threads()
         loaded = load_model(model, DTYPES[dtype], deterministic, device)
         config, memory = loaded.config, machine_memory()
         if max_model_len is None:
@@ -197,3 +196,12 @@ class LLM:
         finally:
             self.engine.put_back(others)
         return [finished[i] for i in ids]
+
+
+def _set_threads() -> int:
+    """Lowers torch's threads to what the container grants; a smaller number set by the user stays."""
+    threads = num_threads()
+    if THREADS_VARIABLE not in os.environ:
+        threads = min(threads, torch.get_num_threads())
+    torch.set_num_threads(threads)
+    return threads

@@ -43,7 +43,8 @@ class LLM:
     seed: from it the seeds of requests that bring none are drawn.
 
     `engine` is the LLMEngine, `report` what was chosen. Sets torch's number of threads if it is
-    larger than what the container grants, or to PAGEDKV_NUM_THREADS. Raises ConfigError or ModelError.
+    larger than what the container grants, or to PAGEDKV_NUM_THREADS.
+    Raises ConfigError or ModelError.
     """
 
     def __init__(
@@ -199,7 +200,7 @@ class LLM:
 
 
 def _set_threads() -> int:
-    """Lowers torch's threads to what the container grants; a smaller number set by the user stays."""
+    """Lowers torch's threads to what the container grants; a smaller number of the user's stays."""
     threads = num_threads()
     if THREADS_VARIABLE not in os.environ:
         threads = min(threads, torch.get_num_threads())

@@ -13,7 +13,7 @@ def modules() -> set[str]:
     """Paths as the page has them: under src/pagedkv or the root."""
     package = ROOT / "src" / "pagedkv"
     python = {str(p.relative_to(package)) for p in package.rglob("*.py*") if "__" not in str(p)}
-    native = {f"native/{p.name}" for p in (ROOT / "native").iterdir()}
+    native = {f"native/{p.name}" for p in (ROOT / "native").iterdir() if p.suffix != ".md"}
     return {path for path in python | native if not path.endswith((".pyc", ".typed"))}
 
 

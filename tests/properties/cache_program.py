@@ -125,10 +125,33 @@ class CacheProgram:
         for block, twin in pairs - {(0, 0)}:
             assert real.refcount(block) == model.refcount(twin)
             assert int(real.pool.extents[block]) == model.extent(twin)
-        self.blocks = dict(pairs)
+        self.blocks = dict(sorted(pairs, key=lambda pair: pair[1]))
         for block in real.pool.free_stack().tolist():
             self.wipe(block)
         self.read_back()
+
+    def canonical(self) -> tuple:
+        """The model's state without any id: what a state key has to say, no more and no less."""
+        seqs = list(self.model.seqs.values())
+        sources = [seq.source for seq in seqs if seq.source is not None]
+        leased = [block for ids in self.model.leases.values() for block in ids]
+        rows = [block for seq in seqs for block in seq.blocks]
+        number: dict[int | None, int] = {None: 0}
+        for block in rows + sources + self.model.order + leased:
+            number.setdefault(block, len(number))
+        return (
+            tuple(
+                (
+                    (s.part, s.extra, s.public, tuple(s.tokens), s.found, s.reserved),
+                    number[s.source],
+                    tuple(number[block] for block in s.blocks),
+                )
+                for s in seqs
+            ),
+            tuple(number[block] for block in self.model.order),
+            tuple(tuple(number[b] for b in ids) for ids in self.model.leases.values()),
+            tuple(sorted((number[b], repr(name)) for b, name in self.model.names.items())),
+        )
 
     # ---- the executor
 

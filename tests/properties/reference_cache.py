@@ -10,8 +10,8 @@ Readings of the contract where its words leave room:
   writers of the call, share the block;
 * `demand` counts neither held full hits nor draining ones: they take nothing from the available;
 * `evict(k)` returns the blocks evicted;
-* when a lease ends, what becomes cached goes in leaf first (a name given later before one given
-  earlier), together with its cached ancestors, so that leaves stay the first to go.
+* when a lease ends, what becomes cached goes in deepest first (of equals in the lease's order),
+  together with its cached ancestors, so that leaves stay the first to go.
 """
 
 from __future__ import annotations
@@ -379,13 +379,14 @@ class ReferenceCache:
             if not self.leased(block) and not self.refcount(block) and block in self.names
         ]
         self.order += idle
-        fresh = [
-            block
-            for block in reversed(self.names)
-            if block in self.order
-            and any(self.names[b][: len(self.names[block])] == self.names[block] for b in idle)
-        ]
-        self.order = [block for block in self.order if block not in fresh] + fresh
+        lineage: list[int] = []
+        for block in idle:
+            for length in range(1, len(self.names[block]) + 1):
+                node = self.named(self.names[block][:length])
+                if node in self.order and node not in lineage:
+                    lineage.append(node)
+        lineage.sort(key=lambda node: -len(self.names[node]))
+        self.order = [block for block in self.order if block not in lineage] + lineage
 
     def export_sequence(self, seq_id: int) -> Sequence:
         seq = self.get(seq_id)

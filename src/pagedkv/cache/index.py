@@ -163,14 +163,17 @@ class PrefixIndex:
         return found
 
     def lineage(self, blocks: list[int]) -> Int32:
-        """Named blocks with all their ancestors, leaves first."""
-        found: set[int] = set()
+        """Named blocks with all their ancestors, deepest first, equals as first met."""
+        depths = {ROOT: 0}
         for block in blocks:
-            while block != ROOT and block not in found:
-                found.add(block)
+            path = []
+            while block not in depths:
+                path.append(block)
                 block = self.parents[block]
-        # A parent is named before its children.
-        return np.array(sorted(found, key=self.serials.__getitem__, reverse=True), np.int32)
+            for node in reversed(path):
+                depths[node] = depths[self.parents[node]] + 1
+        del depths[ROOT]
+        return np.array(sorted(depths, key=depths.__getitem__, reverse=True), np.int32)
 
     def _forget(self, block: int) -> None:
         key, parent = self.keys[block], self.parents[block]

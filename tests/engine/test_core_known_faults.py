@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pagedkv.cache import BlockManager
+from pagedkv.cache import BlockManager, InvariantError
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.toy import ToyExecutor
 from pagedkv.scheduling.config import SchedulerConfig
@@ -97,6 +97,17 @@ def test_dead_engine_who_was_not_in_the_bad_step_goes_on(where):
     clean = make_core(ToyExecutor(32, 1), block_size=1)
     send(clean, "second", prompt)
     assert output(run(core), "second") == output(run(clean), "second")
+
+
+def test_dead_engine_the_pool_is_checked_after_a_bad_step():
+    """mlx-lm PR#1129. A damaged pool is not used any longer."""
+    core = make_core(Breaking(1, "collect", RuntimeError("x")))
+    send(core, "a", (1, 2, 3))
+    core.step(0.0)
+    core.scheduler.manager.pool.num_free -= 1
+    with pytest.raises(InvariantError):
+        core.step(0.0)
+    core.scheduler.manager.pool.num_free += 1
 
 
 def test_dead_engine_an_interrupt_leaves_a_usable_engine():

@@ -483,3 +483,28 @@ def test_resume_hits_do_not_count_as_cached_tokens():
     run.finish()
     assert run.steps[3].query_lens.tolist() == [1]  # it did hit
     assert {d.num_cached_tokens for d in run.deltas} == {0}
+
+
+def test_resume_group_waits_until_all_its_samples_fit():
+    """vllm PR#5349, PR#37307: a group let in by its prompt alone is preempted again at once."""
+    run = Run(num_blocks=4, block_size=16, budget=64)
+    run.add("other", [1], max_tokens=14)
+    run.add("a", tokens(1, 16), temperature=1.0, max_tokens=4, n=3)
+    run.finish()
+    assert run.scheduler.stats.num_preemptions == 1
+    assert next(iter(run.ends)) == ("other", 0)
+
+
+def test_resume_group_keeps_the_room_for_its_samples():
+    """vllm PR#37307: who came later was let into blocks that the resumed samples still need."""
+    run = Run(num_blocks=5, block_size=16, budget=8, prefix_caching=False)
+    run.add("a", tokens(1, 16), temperature=1.0, max_tokens=4, n=3)
+    for _ in range(3):
+        run.step()
+    assert run.preempt("a")
+    run.add("later", tokens(20, 17), max_tokens=1)
+    while run.request("a") is not None:
+        run.step()
+        assert run.request("a") is None or not running(run, "later")
+    run.finish()
+    assert run.scheduler.stats.num_preemptions == 1

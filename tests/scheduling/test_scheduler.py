@@ -229,12 +229,15 @@ def test_penalties_get_prompt_and_output():
     assert run.steps[0].samples[1].prompt is None
 
 
+@pytest.mark.parametrize("caching", [False, True])
 @pytest.mark.parametrize("chunk", [1, 2, 3, 20])
-def test_prompt_scores_cover_the_prompt_once_whatever_was_cached(chunk):
+def test_prompt_scores_cover_the_prompt_once_whatever_was_cached(chunk, caching):
+    """vllm#3251, #3914, #5344, #8268, PR#42245: scores of skipped positions were made up."""
     reference = None
-    run = Run(num_blocks=16, block_size=4, budget=chunk)
+    run = Run(num_blocks=16, block_size=4, budget=chunk, prefix_caching=caching)
     for name, preempt_at in (("cold", None), ("warm", None), ("again", 1), ("later", 3)):
         run.add(name, range(1, 10), max_tokens=2, prompt_logprobs=2)
+        run.add(f"{name}'s mate", [40], max_tokens=1)  # so that chunks differ after a preemption
         for i in range(100):
             if i == preempt_at:
                 run.preempt(name)

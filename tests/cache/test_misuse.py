@@ -59,7 +59,8 @@ WRONG: dict[str, tuple[type[Exception], str, Call]] = {
     ),
     "fraction as token": (ValueError, "2.5", lambda m, b, i: m.commit([b], [[1, 2.5]])),
     "float tokens": (ValueError, "float64", lambda m, b, i: m.open(np.array([1.0, 2.0]))),
-    "text as tokens": (ValueError, "'a'", lambda m, b, i: m.open("abc")),
+    "text as tokens": (ValueError, "got str", lambda m, b, i: m.open("abc")),
+    "bytes as tokens": (ValueError, "got bytes", lambda m, b, i: m.open(b"abcd")),
     "none among tokens": (ValueError, "None", lambda m, b, i: m.match([1, None])),
     "unsigned past int32": (
         ValueError,

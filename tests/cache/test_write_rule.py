@@ -178,7 +178,7 @@ def test_equal_blocks_computed_twice_are_stored_once() -> None:
     m.commit([a, b], [[1, 2, 3], [1, 2, 3]])
     assert m.block_table(a)[0] == m.block_table(b)[0]
     assert m.block_table(a)[1] != m.block_table(b)[1]  # tails stay apart while one may append
-    assert set(m.changed_rows(since).tolist()) == set(m.rows([a, b]).tolist())
+    assert m.changed_rows(since).tolist() == m.rows([b]).tolist()  # only its entry has moved
     m.close(a)
     m.close(b)  # the tail's name exists by now: the own copy is freed
     assert (m.num_cached_blocks, m.num_free_blocks) == (2, 6)

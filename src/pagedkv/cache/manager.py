@@ -143,7 +143,7 @@ class BlockManager:
         return self.table.clock
 
     def changed_rows(self, since: int) -> Int32:
-        """Table rows of open sequences touched after the stamp `since`, ascending int32."""
+        """Rows of open sequences with entries changed after the stamp `since`, ascending int32."""
         return np.flatnonzero(self.table.stamps > since).astype(np.int32)
 
     def padded_rows(self, rows: Int32) -> Int32:
@@ -217,7 +217,7 @@ class BlockManager:
         withdraw(self._state, plan.withdraw)
         evict(self._state, need - self.pool.num_free)
         reservation = apply(self._state, plan, self.pool.allocate(need))
-        self._touched(plan.rows)
+        self._changed()
         return reservation
 
     def commit(self, seqs: Sequence[int], tokens: Sequence[Tokens]) -> None:
@@ -251,7 +251,7 @@ class BlockManager:
             filled = np.flatnonzero(lasts > firsts)
             if len(filled):
                 publish_full(self._state, which[filled], firsts[filled], lasts[filled])
-        self._touched(which)
+        self._changed()
 
     def cancel(self, seqs: Sequence[int]) -> None:
         """Ends reservations as if they had not been: tables and counts are as before `reserve`.
@@ -265,7 +265,7 @@ class BlockManager:
                 f"sequence {self.table.seqs[which[missing][0]]} has no open reservation"
             )
         cancel(self._state, which)
-        self._touched(which)
+        self._changed()
 
     def fork(self, seq: int, n: int = 1) -> tuple[SeqId, ...]:
         """n more sequences with the same blocks, the partly filled tail included.
@@ -281,15 +281,15 @@ class BlockManager:
         rows = self.table
         blocks = rows.blocks[row, : rows.num_blocks(row)].copy()
         self.pool.change(np.tile(blocks, n), +1)
-        new = []
+        new: list[int] = []
         for _ in range(n):
             namespace, extra = rows.namespaces[row]
             child = rows.take(namespace, extra, rows.frames[row], int(rows.public[row]))
-            rows.blocks[child, : len(blocks)] = blocks
+            rows.write(np.full(len(blocks), child), np.arange(len(blocks)), blocks)
             rows.lengths[child] = rows.lengths[row]
             rows.found[child] = rows.found[row]
             new.append(child)
-        self._touched(np.array(new, np.int64))
+        self._changed()
         return tuple(rows.seq(child) for child in new)
 
     def truncate(self, seq: int, n: int) -> None:
@@ -310,7 +310,7 @@ class BlockManager:
         drop_entries(self._state, which, np.array([-(-n // self.block_size)]), have)
         self.table.lengths[row] = n
         self.table.public[row] = min(int(self.table.public[row]), n)
-        self._touched(which)
+        self._changed()
 
     def close(self, seq: int) -> None:
         """Ends a sequence: cancels an open reservation, releases its blocks, tail first.
@@ -326,7 +326,7 @@ class BlockManager:
         count = self.table.num_blocks(row)
         self.pool.change(self.table.blocks[row, :count][::-1].copy(), -1)
         self.table.give_back(row)
-        self._touched(which[:0])
+        self._changed()
 
     # ---- the pool -----------------------------------------------------------------------------
 
@@ -335,7 +335,7 @@ class BlockManager:
         if whole(k, "k") < 0:
             raise ValueError(f"k={k} blocks to evict: give a number of at least 0")
         evicted = evict(self._state, k)
-        self._touched(np.zeros(0, np.int64))
+        self._changed()
         return evicted
 
     def reset_cache(self) -> None:
@@ -344,7 +344,7 @@ class BlockManager:
             self._state,
             [b for b, p in enumerate(self.index.parents) if p == ROOT and self.index.keys[b]],
         )
-        self._touched(np.zeros(0, np.int64))
+        self._changed()
 
     def lease(self, blocks: Sequence[int] | Int32) -> Lease:
         """Keeps blocks from being reused, whoever closes meanwhile, until the lease is released.
@@ -362,7 +362,7 @@ class BlockManager:
         self.next_lease += 1
         self.leases[lease.id] = ids
         self.pool.lease(ids)
-        self._touched(np.zeros(0, np.int64))
+        self._changed()
         return lease
 
     def end_lease(self, lease_id: int) -> None:
@@ -374,7 +374,7 @@ class BlockManager:
         # The caller's order may put a head before its tail, and an ancestor may have been parked
         # while the tail was still leased: eviction must find leaves first.
         self.pool.refresh(self.index.lineage(ids[self.pool.is_cached(ids)].tolist()))
-        self._touched(np.zeros(0, np.int64))
+        self._changed()
 
     # ---- state --------------------------------------------------------------------------------
 
@@ -421,7 +421,7 @@ class BlockManager:
 
     def _open(self, query: Query) -> SeqId:
         row = open_row(self._state, query)
-        self._touched(np.array([row]))
+        self._changed()
         return self.table.seq(row)
 
     def _row(self, seq: int) -> int:
@@ -438,7 +438,6 @@ class BlockManager:
         which = self.table.find(seqs)
         return plan_writes(self.pool, self.table, which, read_counts(self.table, which, counts))
 
-    def _touched(self, which: Int64) -> None:
-        self.table.touch(which)
+    def _changed(self) -> None:
         if self.sanitize:
             self.check()

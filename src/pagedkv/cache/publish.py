@@ -46,7 +46,7 @@ def publish_full(state: State, which: Int64, firsts: Int64, lasts: Int64) -> Non
     if moved:
         places, known_blocks = np.array(moved, np.int32).T
         state.pool.change(known_blocks, +1)
-        table.blocks[rows[places], at[places]] = known_blocks
+        table.write(rows[places], at[places], known_blocks)
         state.pool.change(blocks[places], -1)
 
 

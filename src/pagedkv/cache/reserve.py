@@ -9,7 +9,7 @@ import numpy as np
 
 from pagedkv.cache.state import State
 from pagedkv.cache.table import NO_RESERVATION, BlockTable, int_array, repeat_ranges
-from pagedkv.cache.types import Int32, Int64, Reservation
+from pagedkv.cache.types import NULL_BLOCK, Int32, Int64, Reservation
 from pagedkv.cache.writes import WritePlan
 
 
@@ -56,12 +56,14 @@ def apply(state: State, plan: WritePlan, blocks: Int32) -> Reservation:
         of_copies = (np.cumsum(taken) - taken)[copying]
         at = which[copying], plan.owned[copying] - 1
         copies[:, 0] = rows.copy_sources[at[0]] = rows.blocks[at]
-        copies[:, 1] = rows.blocks[at] = blocks[of_copies]
+        copies[:, 1] = blocks[of_copies]
+        rows.write(*at, copies[:, 1])
         copies[:, 2] = plan.starts[copying] % state.block_size
         state.contents[copies[:, 1]] = state.contents[copies[:, 0]]
         blocks = np.delete(blocks, of_copies)
-    owner, place = repeat_ranges(plan.fresh)
-    rows.blocks[which[owner], plan.owned[owner] + place] = blocks
+    if len(blocks):
+        owner, place = repeat_ranges(plan.fresh)
+        rows.write(which[owner], plan.owned[owner] + place, blocks)
     rows.reserved[which] = plan.counts
     slots = rows.slots(which, plan.starts, plan.counts)
     return Reservation(slots[None], (copies,))
@@ -74,11 +76,12 @@ def cancel(state: State, which: Int64) -> None:
         state, which, -(-starts // state.block_size), -(-(starts + reserved) // state.block_size)
     )
     copying = which[rows.copy_sources[which] != 0]
-    at = copying, rows.lengths[copying] // state.block_size
-    copies = rows.blocks[at]
-    rows.blocks[at] = rows.copy_sources[copying]
-    rows.copy_sources[copying] = 0
-    state.pool.change(copies, -1)
+    if len(copying):
+        at = copying, rows.lengths[copying] // state.block_size
+        copies = rows.blocks[at]
+        rows.write(*at, rows.copy_sources[copying])
+        rows.copy_sources[copying] = 0
+        state.pool.change(copies, -1)
     rows.reserved[which] = NO_RESERVATION
 
 
@@ -98,5 +101,5 @@ def drop_entries(state: State, which: Int64, keep: Int64, have: Int64) -> None:
     owner, place = repeat_ranges(surplus)
     at = which[owner], (have[owner] - 1 - place)
     blocks = state.table.blocks[at]
-    state.table.blocks[at] = 0
+    state.table.write(*at, NULL_BLOCK)
     state.pool.change(blocks, -1)

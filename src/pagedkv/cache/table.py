@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from pagedkv.cache.errors import OutOfSequences
 from pagedkv.cache.index import Frames, make_frames
-from pagedkv.cache.types import NUM_GROUPS, Int64, SeqId
+from pagedkv.cache.types import NUM_GROUPS, Int32, Int64, SeqId
 
 NO_RESERVATION = -1
 
@@ -42,7 +42,7 @@ class BlockTable:
         self.copy_sources = self.group_copy_sources[0]
         self.public = np.zeros(max_seqs, np.int64)
         self.found = np.zeros(max_seqs, np.int64)  # tokens that `open` found cached
-        self.stamps = np.zeros(max_seqs, np.int64)  # when the row was last touched
+        self.stamps = np.zeros(max_seqs, np.int64)  # when an entry of the row was last changed
         self.clock = 0
         self.namespaces: list[tuple[str | bytes | None, bytes | None]] = [(None, None)] * max_seqs
         self.frames: list[Frames] = [make_frames(None, None)] * max_seqs
@@ -88,6 +88,8 @@ class BlockTable:
         self.namespaces[row] = (namespace, extra)
         self.frames[row] = frames
         self.public[row] = public
+        self.clock += 1
+        self.stamps[row] = self.clock
         return row
 
     def give_back(self, row: int) -> None:
@@ -104,7 +106,9 @@ class BlockTable:
         """Table entries in use: committed and reserved."""
         return -(-int(self.lengths[row] + max(self.reserved[row], 0)) // self.block_size)
 
-    def touch(self, rows: Int64) -> None:
+    def write(self, rows: Int64, at: Int64, blocks: Int32 | int) -> None:
+        """Sets entries (row, at). The only way to change one: it marks the rows as changed."""
+        self.blocks[rows, at] = blocks
         self.clock += 1
         self.stamps[rows] = self.clock
 

@@ -86,6 +86,8 @@ def token_array(tokens: Tokens) -> Int32:
             if len(wide):
                 raise ValueError(f"token {wide[0]} is outside int32")
         return tokens.astype(np.int32, copy=False)
+    if isinstance(tokens, (bytes, bytearray, memoryview, str)):
+        raise ValueError(f"tokens must be integers, got {type(tokens).__name__}")
     try:
         # Twice as fast as numpy on a list, and it checks type and range on the way.
         return np.frombuffer(array("i", tokens), np.int32)

@@ -47,7 +47,7 @@ class Life:
             self._run()
 
     def _run(self) -> None:
-        deltas, stats = self.core.step(self.clock.now)
+        _, stats = self.core.step(self.clock.now)
         self.ended = self.added - len(self.core.scheduler)
         self.steps += stats is not None
 

@@ -6,16 +6,25 @@ content; equality of keys is equality of content and no hash is trusted.
 
 With one layer group a node has exactly one block, so the block's id is the node's id. Keys hold
 tokens big-endian with the sign bit flipped: the order of the bytes is the order of the numbers.
+
+Most nodes have one child. A node therefore points at one full child, its heir; only the other
+children are kept in order, to be searched. A chain grows and shrinks without touching the order,
+and a long chain is followed from heir to heir.
 """
 
 from __future__ import annotations
 
+from array import array
 from typing import NamedTuple
 
 import numpy as np
 
 from pagedkv.cache.sorted_keys import SortedKeys
 from pagedkv.cache.types import Int32
+
+# A Python dict is rebuilt whole when its deleted entries have used it up. Many small ones, chosen
+# by the parent's serial, spread that over the steps.
+_SHARDS = 64
 
 ROOT = 0  # parent of first blocks; also the null block, which is never a node
 _SIGN = np.uint32(0x80000000)
@@ -61,27 +70,29 @@ class PrefixIndex:
         self._block_size = contents.shape[1]
         size = len(contents)
         self.keys: list[bytes] = [b""] * size  # b"": not named
-        self.parents = [ROOT] * size
-        self.serials = [0] * size
-        self._children = [0] * size  # how many named children
-        self._heirs = [ROOT] * size  # the newest full child: where a chain probably goes on
-        self._nodes: dict[bytes, int] = {}
-        self._order = SortedKeys()
+        # Arrays, not lists: the garbage collector would walk through lists of this length.
+        self.parents = array("q", [ROOT]) * size
+        self.serials = array("q", [0]) * size
+        self.heirs = array("q", [ROOT]) * size
+        self.others = array("q", [0]) * size  # named children besides the heir
+        self._order = SortedKeys()  # their keys
+        self._nodes: list[dict[bytes, int]] = [{} for _ in range(_SHARDS)]
         self.next_serial = 1
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        return sum(map(len, self._nodes))
 
     def find(self, parent: int, frame: bytes, tokens: bytes) -> int:
         """The block named exactly so, or ROOT."""
-        return self._nodes.get(self.serials[parent].to_bytes(8) + frame + tokens, ROOT)
+        serial = self.serials[parent]
+        return self._nodes[serial % _SHARDS].get(serial.to_bytes(8) + frame + tokens, ROOT)
 
     def full_hits(self, tokens: Int32, frames: Frames, public_blocks: int, limit: int) -> list[int]:
         """Blocks of the longest cached chain of full blocks, at most `limit`.
 
         The first `public_blocks` are looked up in the public part. Most of a long chain is found
-        by following each node's newest child and comparing contents at once; only where that
-        guess fails is a name looked up.
+        by following heirs and comparing contents at once; only where that guess fails is a name
+        looked up.
         """
         block_size = self._block_size
         hits: list[int] = []
@@ -101,7 +112,7 @@ class PrefixIndex:
         return hits
 
     def _follow(self, block: int, frame: bytes, tokens: Int32, start: int, end: int) -> list[int]:
-        heirs = self._heirs
+        heirs = self.heirs
         path: list[int] = []
         while start + len(path) < end and (block := heirs[block]) != ROOT:
             path.append(block)
@@ -111,7 +122,7 @@ class PrefixIndex:
         wanted = tokens[start * block_size : (start + len(path)) * block_size]
         same = (self._contents[path] == wanted.reshape(len(path), block_size)).all(axis=1)
         n = len(path) if same.all() else int(same.argmin())
-        # Frames can differ only below a public node, whose newest child may be private.
+        # Frames can differ only below a public node, whose heir may be private.
         at = 8 + len(frame)
         while n and self.keys[path[n - 1]][8:at] != frame:
             n -= 1
@@ -124,39 +135,53 @@ class PrefixIndex:
         """
         stem = self.serials[parent].to_bytes(8) + frame
         wanted = token_bytes(tokens)
-        longest = 0
-        for key in (self._order.below(stem + wanted), self._order.at_or_above(stem + wanted)):
-            if key.startswith(stem):
-                longest = max(longest, _common_tokens(key[len(stem) :], wanted))
+        near = [self._order.below(stem + wanted), self._order.at_or_above(stem + wanted)]
+        if self.heirs[parent] != ROOT:
+            near.append(self.keys[self.heirs[parent]])
+        near = [key for key in near if key.startswith(stem)]
+        longest = max((_common_tokens(key[len(stem) :], wanted) for key in near), default=0)
         if not longest:
             return ROOT, 0
-        key = self._order.at_or_above(stem + wanted[: 4 * longest])
-        return self._nodes[key], longest
+        start = stem + wanted[: 4 * longest]
+        near.append(self._order.at_or_above(start))
+        return self.node(min(key for key in near if key.startswith(start))), longest
 
-    def publish(self, block: int, parent: int, frame: bytes, tokens: bytes) -> None:
-        """Names a block. The name is not taken; the parent is ROOT or a named full block."""
-        key = self.serials[parent].to_bytes(8) + frame + tokens
-        self.link(block, parent, self.next_serial, key, len(tokens) == 4 * self._block_size)
+    def publish(self, block: int, parent: int, frame: bytes, tokens: bytes) -> int:
+        """Names a block, unless the name is taken; returns the block that has it.
 
-    def link(self, block: int, parent: int, serial: int, key: bytes, full: bool) -> None:
-        """Enters a node whose key is known. Serials ascend from call to call."""
-        self._nodes[key] = block
-        self._order.add(key)
+        The parent is ROOT or a named full block.
+        """
+        serial = self.serials[parent]
+        key = serial.to_bytes(8) + frame + tokens
+        owner = self._nodes[serial % _SHARDS].setdefault(key, block)
+        if owner == block:
+            if self.heirs[parent] == ROOT and len(tokens) == 4 * self._block_size:
+                self.heirs[parent] = block
+            self._link(block, parent, self.next_serial, key)
+        return owner
+
+    def _link(self, block: int, parent: int, serial: int, key: bytes) -> None:
         self.keys[block] = key
         self.parents[block] = parent
         self.serials[block] = serial
         self.next_serial = serial + 1
-        self._children[parent] += 1
-        if full:
-            self._heirs[parent] = block
+        if self.heirs[parent] != block:
+            self.others[parent] += 1
+            self._order.add(key)
+
+    def children(self, block: int) -> list[int]:
+        """Named children, in no particular but a repeatable order."""
+        found = [self.heirs[block]] if self.heirs[block] != ROOT else []
+        if self.others[block]:
+            stem = self.serials[block].to_bytes(8)
+            found += [self.node(key) for key in self._order.starting_with(stem)]
+        return found
 
     def withdraw(self, block: int) -> list[int]:
         """Takes the names of a block and all its descendants; returns them, leaves first."""
         found = [block]
         for node in found:
-            if self._children[node]:
-                stem = self.serials[node].to_bytes(8)
-                found += [self._nodes[key] for key in self._order.starting_with(stem)]
+            found += self.children(node)
         found.reverse()
         for node in found:
             self._forget(node)
@@ -177,19 +202,15 @@ class PrefixIndex:
 
     def _forget(self, block: int) -> None:
         key, parent = self.keys[block], self.parents[block]
-        del self._nodes[key]
-        self._order.remove(key)
+        del self._nodes[key[7] % _SHARDS][key]
+        if self.heirs[parent] == block:
+            self.heirs[parent] = ROOT
+        else:
+            self.others[parent] -= 1
+            self._order.remove(key)
         self.keys[block] = b""
         self.serials[block] = 0
         self.parents[block] = ROOT
-        self._heirs[block] = ROOT
-        self._children[parent] -= 1
-        if self._heirs[parent] == block:
-            self._heirs[parent] = ROOT
-
-    def heirs(self) -> list[int]:
-        """The guess for each block, ROOT included; part of a snapshot."""
-        return self._heirs
 
     def load(
         self,
@@ -201,20 +222,18 @@ class PrefixIndex:
         next_serial: int,
     ) -> None:
         """Takes over saved names, given in the order of their serials."""
+        self.heirs[:] = array("q", heirs)
         for block, parent, serial, key in zip(blocks, parents, serials, keys, strict=True):
-            self.link(block, parent, serial, key, full=False)
-        self._heirs[:] = heirs
+            self._nodes[key[7] % _SHARDS][key] = block
+            self._link(block, parent, serial, key)
         self.next_serial = next_serial
 
     def node(self, key: bytes) -> int:
         """The block that a whole key names, or ROOT."""
-        return self._nodes.get(key, ROOT)
-
-    def child_counts(self) -> list[int]:
-        """Named children of each block, ROOT included."""
-        return self._children
+        return self._nodes[key[7] % _SHARDS].get(key, ROOT)  # the serial's last byte
 
     def ordered_keys(self) -> list[bytes]:
+        """Keys of the children that are no heirs, as the order has them."""
         return list(self._order)
 
 

@@ -232,18 +232,15 @@ class BlockManager:
         which = self.table.find(seqs)
         flat, counts = flatten_tokens(tokens, len(which))
         reserved = self.table.reserved[which]
-        if (reserved < counts).any():
+        if np.count_nonzero(reserved < counts):
             refuse_commit(self.table, which, counts)
         rows, starts = self.table, self.table.lengths[which]
         self.contents.reshape(-1)[rows.slots(which, starts, counts)] = flat
         ends = starts + counts
         end_copies(self._state, which)
-        drop_entries(
-            self._state,
-            which,
-            -(-ends // self.block_size),
-            -(-(starts + reserved) // self.block_size),
-        )
+        if np.count_nonzero(reserved > counts):
+            keep, have = ends + self.block_size - 1, starts + reserved + self.block_size - 1
+            drop_entries(self._state, which, keep // self.block_size, have // self.block_size)
         rows.lengths[which] = ends
         rows.reserved[which] = NO_RESERVATION
         if self.prefix_caching:

@@ -48,14 +48,17 @@ class Pool:
         """Blocks that can be had without taking one from a holder."""
         return self.num_free + self.num_cached
 
-    def change(self, blocks: Int32, delta: int) -> None:
+    def change(self, blocks: Int32, delta: int, allocated: bool = False) -> None:
         """Adds delta (+1 or -1) to the count of each block; a block may be named several times.
 
         Blocks that lose their last holder become draining, cached (newest in the order given) or
-        free; blocks that gain their first one leave that state. Freshly allocated blocks must
-        come from `allocate`.
+        free; blocks that gain their first one leave that state. `allocated`: distinct blocks that
+        `allocate` has just taken off the free stack.
         """
         if len(blocks) == 0:
+            return
+        if allocated:
+            self.counts[blocks] += delta
             return
         if delta > 0:
             idle = self._last_mentions(blocks[self.counts[blocks] == 0])
@@ -73,7 +76,7 @@ class Pool:
         """Takes n free blocks, held once each. The caller has made sure that n are free."""
         blocks = self._free[self.num_free - n : self.num_free][::-1].copy()
         self.num_free -= n
-        self.change(blocks, +1)
+        self.change(blocks, +1, allocated=True)
         return blocks
 
     def take_oldest(self, k: int) -> Int32:

@@ -27,21 +27,21 @@ def publish_full(state: State, which: Int64, firsts: Int64, lasts: Int64) -> Non
     published: list[int] = []
     moved: list[tuple[int, int]] = []  # (place in the arrays above, block that has the name)
     parent = ROOT
-    for i, (row, block) in enumerate(zip(rows.tolist(), blocks.tolist(), strict=True)):
-        if place[i] == 0:
-            parent, follows = int(before[i]), bool(named[i])
+    columns = (rows, blocks, place, before, named, public)
+    each = zip(*(column.tolist() for column in columns), strict=True)
+    for i, (row, block, nth, before_first, is_named, is_public) in enumerate(each):
+        if nth == 0:
+            parent, follows = before_first, is_named
         if not follows:
             continue
-        frame = table.frames[row][0 if public[i] else 1]
+        frame = table.frames[row][0 if is_public else 1]
         tokens = contents[i * size : (i + 1) * size]
-        known = index.find(parent, frame, tokens)
-        if known == ROOT:
-            index.publish(block, parent, frame, tokens)
+        owner_of_name = index.publish(block, parent, frame, tokens)
+        if owner_of_name == block:
             published.append(block)
-            parent = block
         else:
-            moved.append((i, known))
-            parent = known
+            moved.append((i, owner_of_name))
+        parent = owner_of_name
     state.pool.name(np.array(published, np.int32), state.block_size)
     if moved:
         places, known_blocks = np.array(moved, np.int32).T
@@ -64,8 +64,7 @@ def publish_tail(state: State, row: int) -> None:
     frames = rows.frames[row]
     frame = frames.public if at < int(rows.public[row]) // state.block_size else frames.private
     tokens = token_bytes(state.contents[block, :fill])
-    if state.index.find(parent, frame, tokens) == ROOT:
-        state.index.publish(block, parent, frame, tokens)
+    if state.index.publish(block, parent, frame, tokens) == block:
         pool.name(np.array([block], np.int32), fill)
 
 

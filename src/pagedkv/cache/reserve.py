@@ -18,17 +18,17 @@ def read_counts(table: BlockTable, which: Int64, counts: Sequence[int] | Int64) 
     wanted = int_array(counts, "counts")
     if wanted.shape != which.shape:
         raise ValueError(f"{len(counts)} counts for {len(which)} sequences")
-    if (wanted < 0).any():
+    if np.count_nonzero(wanted < 0):
         raise ValueError(f"cannot reserve {wanted[wanted < 0][0]} tokens: give at least 0")
     busy = table.reserved[which] != NO_RESERVATION
-    if busy.any():
+    if np.count_nonzero(busy):
         raise ValueError(
             f"sequence {table.seqs[which[busy][0]]} has an open reservation: "
             "commit or cancel it first"
         )
     longest = table.width * table.block_size
     over = wanted > longest - table.lengths[which]  # a sum could pass int64
-    if over.any():
+    if np.count_nonzero(over):
         row = which[over][0]
         raise ValueError(
             f"sequence {table.seqs[row]}: {table.lengths[row]} + {wanted[over][0]} tokens pass "
@@ -62,7 +62,9 @@ def apply(state: State, plan: WritePlan, blocks: Int32) -> Reservation:
         state.contents[copies[:, 1]] = state.contents[copies[:, 0]]
         blocks = np.delete(blocks, of_copies)
     if len(blocks):
-        owner, place = repeat_ranges(plan.fresh)
+        growing = np.flatnonzero(plan.fresh)
+        owner, place = repeat_ranges(plan.fresh[growing])
+        owner = growing[owner]
         rows.write(which[owner], plan.owned[owner] + place, blocks)
     rows.reserved[which] = plan.counts
     slots = rows.slots(which, plan.starts, plan.counts)
@@ -96,7 +98,7 @@ def end_copies(state: State, which: Int64) -> None:
 def drop_entries(state: State, which: Int64, keep: Int64, have: Int64) -> None:
     """Releases table entries [keep, have) of each row, tail first."""
     surplus = have - keep
-    if not surplus.any():
+    if not np.count_nonzero(surplus):
         return
     owner, place = repeat_ranges(surplus)
     at = which[owner], (have[owner] - 1 - place)

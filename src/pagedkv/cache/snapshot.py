@@ -52,7 +52,7 @@ def pack_manager(m: BlockManager) -> bytes:
         "named": np.array(blocks, np.int64),
         "parents": np.array([index.parents[b] for b in blocks], np.int64),
         "serials": np.array([s for s, _ in named], np.int64),
-        "heirs": np.array(index.heirs(), np.int64),
+        "heirs": np.array(index.heirs, np.int64),
         "keys": keys,
         "key_ends": key_ends,
     }

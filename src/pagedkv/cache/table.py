@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,10 +19,17 @@ def int_array(values: Sequence[int] | npt.NDArray[np.integer], what: str) -> Int
     """Outside integers as int64 [n]; ValueError for anything else."""
     if len(values) == 0:
         return np.zeros(0, np.int64)
-    array = np.asarray(values)
-    if array.ndim != 1 or array.dtype.kind != "i":
-        raise ValueError(f"{what} must be a flat list of integers, got {values!r:.200}")
-    return array.astype(np.int64, copy=False)
+    if not isinstance(values, np.ndarray):
+        try:
+            # Twice as fast as numpy on a list, and it checks type and range on the way.
+            return np.frombuffer(array("q", values), np.int64)
+        except (TypeError, OverflowError):
+            raise ValueError(
+                f"{what} must be a flat list of integers, got {values!r:.200}"
+            ) from None
+    if values.ndim != 1 or values.dtype.kind != "i":
+        raise ValueError(f"{what} must be a flat array of integers, got {values!r:.200}")
+    return values.astype(np.int64, copy=False)
 
 
 class BlockTable:
@@ -59,13 +67,14 @@ class BlockTable:
         ids = int_array(seqs, "sequence ids")
         rows = ids % self.max_seqs
         known = self.seqs[rows] == ids
-        if not known.all() or (ids <= 0).any():
-            bad = ids[~known | (ids <= 0)][0]
+        known &= ids > 0
+        if np.count_nonzero(known) < len(ids):
+            bad = ids[~known][0]
             raise KeyError(f"sequence {bad} is not open")
         places = np.arange(len(rows))
         self._mark[rows] = places
         again = self._mark[rows] != places
-        if again.any():
+        if np.count_nonzero(again):
             raise ValueError(f"sequence {ids[again][0]} is named twice in one call")
         return rows
 
@@ -114,9 +123,11 @@ class BlockTable:
 
     def slots(self, rows: Int64, starts: Int64, counts: Int64) -> Int64:
         """Slots of positions [start, start + count) of each row, flat int64 [sum counts]."""
-        owner, place = repeat_ranges(counts)
-        index, offset = np.divmod(starts[owner] + place, self.block_size)
-        slots: Int64 = self.blocks[rows[owner], index].astype(np.int64) * self.block_size + offset
+        if not (counts == 1).all():
+            owner, place = repeat_ranges(counts)
+            rows, starts = rows[owner], starts[owner] + place
+        index, offset = np.divmod(starts, self.block_size)
+        slots: Int64 = self.blocks[rows, index].astype(np.int64) * self.block_size + offset
         return slots
 
     def open_rows(self) -> Int64:

@@ -104,9 +104,12 @@ def flatten_tokens(tokens: Sequence[Tokens], n: int) -> tuple[Int32, Int64]:
             raise ValueError(f"tokens must be a list of lists or [n, j], got {tokens.shape}")
         return token_array(tokens.reshape(-1)), np.full(n, tokens.shape[1], np.int64)
     try:
-        counts = np.fromiter(map(len, tokens), np.int64, n)
+        lengths = list(map(len, tokens))
     except TypeError:
         raise ValueError(f"one token list a sequence is wanted, got {tokens!r:.200}") from None
+    counts = np.array(lengths, np.int64)
+    if lengths.count(1) == n:  # a decode step
+        return token_array([token for (token,) in tokens]), counts
     if np.ndarray in set(map(type, tokens)):
         rows = [token_array(row) for row in tokens]
         return np.concatenate(rows), counts

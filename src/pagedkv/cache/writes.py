@@ -37,20 +37,16 @@ class WritePlan:
         tuple[int, int]
     ]  # (place in the call, block): may lose its name to save a copy
 
-    @property
-    def demand(self) -> int:
-        """Blocks the call takes from free and cached."""
-        return int(self.fresh.sum() + self.copies.sum())
+    demand: int  # blocks the call takes from free and cached
 
     def fit(self, available: int) -> None:
         """Saves copies by withdrawing names, in call order, only as many as are needed."""
-        short = self.demand - available
         for place, block in self.overwritable:
-            if short <= 0:
+            if self.demand <= available:
                 return
             self.copies[place] = False
             self.withdraw.append(block)
-            short -= 1
+            self.demand -= 1
 
 
 def plan_writes(pool: Pool, rows: BlockTable, which: Int64, counts: Int64) -> WritePlan:
@@ -61,12 +57,12 @@ def plan_writes(pool: Pool, rows: BlockTable, which: Int64, counts: Int64) -> Wr
     owned = index + (fill > 0)
     fresh = -(-(starts + counts) // block_size) - owned
     copies = np.zeros(len(which), np.bool_)
-    plan = WritePlan(which, starts, counts, owned, fresh, copies, [], [])
+    plan = WritePlan(which, starts, counts, owned, fresh, copies, [], [], int(fresh.sum()))
 
     writing = np.flatnonzero((fill > 0) & (counts > 0))
     tails = rows.blocks[which[writing], index[writing]]
     seen = (pool.counts[tails] > 1) | (pool.leases[tails] > 0) | (pool.extents[tails] > 0)
-    if not seen.any():
+    if not np.count_nonzero(seen):
         return plan
     writers: dict[int, list[int]] = {}
     for place, block in zip(writing[seen].tolist(), tails[seen].tolist(), strict=True):
@@ -84,4 +80,5 @@ def plan_writes(pool: Pool, rows: BlockTable, which: Int64, counts: Int64) -> Wr
         if extent:
             plan.withdraw.append(block)
     plan.overwritable.sort()
+    plan.demand += int(np.count_nonzero(copies))
     return plan

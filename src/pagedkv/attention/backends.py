@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pagedkv.attention.gather import GatherBackend
 from pagedkv.attention.interface import AttentionBackend, KVSpec
 from pagedkv.attention.native import NativeBackend, import_native
@@ -32,6 +34,14 @@ def choose_backend(name: str = "auto") -> tuple[str, str]:
         return "gather", f"attention backend gather: the native kernels are missing ({error})"
     how = "asked for" if name == "native" else "the native kernels are installed"
     return "native", f"attention backend native ({native.isa()}): {how}"
+
+
+def stored_block_bytes(name: str, spec: KVSpec) -> int:
+    """Bytes of one block in the store of backend `name`: native pads heads to whole vectors."""
+    if choose_backend(name)[0] != "native":
+        return spec.block_bytes
+    padded_dim = import_native().padded_head_dim(spec.head_dim)
+    return replace(spec, head_dim=padded_dim).block_bytes
 
 
 def make_backend(

@@ -21,7 +21,9 @@ class TorchStore:
     def __init__(self, spec: KVSpec) -> None:
         self.spec = spec
         blocks = (spec.num_blocks + 1, spec.block_size, spec.num_kv_heads, spec.head_dim)
-        self._data = torch.zeros((spec.num_layers, 2, *blocks), dtype=spec.dtype)
+        # By numpy: it leaves zero pages to the system, where torch.zeros writes the whole pool.
+        memory = torch.from_numpy(np.zeros((spec.num_blocks + 1) * spec.block_bytes, np.uint8))
+        self._data = memory.view(spec.dtype).view(spec.num_layers, 2, *blocks)
 
     def slots(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of a layer as views by slot: two [(num_blocks + 1) * B, G, D]."""

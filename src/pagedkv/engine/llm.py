@@ -9,7 +9,7 @@ from typing import cast
 
 import torch
 
-from pagedkv.attention.backends import choose_backend, make_backend
+from pagedkv.attention.backends import choose_backend, make_backend, stored_block_bytes
 from pagedkv.cache import BlockManager
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.executor import ModelExecutor
@@ -84,7 +84,8 @@ class LLM:
                 f"max_model_len={max_model_len} must be from 2 to the model's "
                 f"max_position_embeddings={config.max_position_embeddings}"
             )
-        block_bytes = config.kv_spec(1, block_size, DTYPES[dtype]).block_bytes
+        one_block = config.kv_spec(1, block_size, DTYPES[dtype])
+        block_bytes = stored_block_bytes(backend_name, one_block)
         blocks = pool_blocks(
             block_bytes, memory, num_blocks=num_blocks, kv_cache_memory=kv_cache_memory
         )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import huggingface_hub
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from pagedkv.errors import ConfigError, ModelError
 from pagedkv.models import EMBEDDED_MODEL, embedded, load_model, load_tokenizer
@@ -89,3 +92,23 @@ def test_a_failed_conversion_leaves_nothing_behind(tmp_path, monkeypatch) -> Non
     with pytest.raises(ModelError, match=r"broken\.gguf"):
         find_model(EMBEDDED_MODEL, torch.float32)
     assert list((tmp_path / "cache" / "models").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("stored", "loaded"),
+    [("bfloat16", torch.bfloat16), ("float32", torch.float32), ("float16", torch.float32)],
+)
+def test_auto_is_the_dtype_of_the_checkpoint(
+    stored: str, loaded: torch.dtype, tmp_path: Path
+) -> None:
+    config = LlamaConfig(
+        vocab_size=16,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+    )
+    LlamaForCausalLM(config).to(getattr(torch, stored)).save_pretrained(tmp_path)
+    assert load_model(tmp_path, None).decoder.dtype == loaded
+    assert load_model(tmp_path, torch.float32).decoder.dtype == torch.float32

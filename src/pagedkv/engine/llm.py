@@ -24,8 +24,8 @@ from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.scheduler import Scheduler
 
-# "auto" is float32: on a CPU it is as fast as bfloat16 without special instructions, and exact.
-DTYPES = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
+# None: the checkpoint's own, bfloat16 or float32.
+DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 Progress = Callable[[int, int], None]
 
@@ -34,6 +34,7 @@ class LLM:
     """Generates text with a model whose K/V live in fixed-size blocks.
 
     model: "smollm2-135m-instruct" (embedded), a local Hugging Face folder, or a hub id.
+    dtype: "float32", "bfloat16", or "auto": the checkpoint's own (float32 if it is neither).
     num_blocks / kv_cache_memory: size of the pool in blocks or bytes; by default a share of the
         memory that the container has left (`pagedkv.engine.memory.KV_SHARE`).
     max_model_len: most tokens of prompt and output together; by default what the model was
@@ -77,6 +78,7 @@ class LLM:
         threads = _set_threads()
         loaded = load_model(model, DTYPES[dtype], deterministic, device)
         config, memory = loaded.config, machine_memory()
+        kv_dtype = loaded.decoder.dtype
         if max_model_len is None:
             max_model_len = config.max_position_embeddings
         if not 2 <= max_model_len <= config.max_position_embeddings:
@@ -84,7 +86,7 @@ class LLM:
                 f"max_model_len={max_model_len} must be from 2 to the model's "
                 f"max_position_embeddings={config.max_position_embeddings}"
             )
-        one_block = config.kv_spec(1, block_size, DTYPES[dtype])
+        one_block = config.kv_spec(1, block_size, kv_dtype)
         block_bytes = stored_block_bytes(backend_name, one_block)
         blocks = pool_blocks(
             block_bytes, memory, num_blocks=num_blocks, kv_cache_memory=kv_cache_memory
@@ -105,7 +107,7 @@ class LLM:
         )
         backend = make_backend(
             backend_name,
-            config.kv_spec(blocks, block_size, DTYPES[dtype]),
+            config.kv_spec(blocks, block_size, kv_dtype),
             deterministic=deterministic,
         )
         executor = ModelExecutor(loaded.decoder, backend)
@@ -113,7 +115,7 @@ class LLM:
         self.engine = LLMEngine(core, loaded.tokenizer, seed=seed)
         self.report = StartupReport(
             model=str(model),
-            dtype=str(DTYPES[dtype]).removeprefix("torch."),
+            dtype=str(kv_dtype).removeprefix("torch."),
             bytes_per_token=block_bytes // block_size,
             block_size=block_size,
             num_blocks=blocks,

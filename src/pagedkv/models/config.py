@@ -75,6 +75,7 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     eos_token_ids: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.float32  # of the checkpoint; float32 where we do not compute in it
 
     @classmethod
     def from_dict(
@@ -116,6 +117,7 @@ class ModelConfig:
             mlp_bias=_flag(raw, "mlp_bias"),
             qk_norm=model_type == "qwen3",
             eos_token_ids=_eos(raw, generation or {}),
+            dtype=torch.bfloat16 if _stored_dtype(raw) == "bfloat16" else torch.float32,
         )
 
     @classmethod
@@ -178,6 +180,11 @@ def _flag(raw: Mapping[str, Any], key: str) -> bool:
     if value is not None and not isinstance(value, bool):
         raise _refused(key, value, "true or false is needed")
     return bool(value)
+
+
+def _stored_dtype(raw: Mapping[str, Any]) -> object:
+    """`dtype`, or `torch_dtype` as transformers before 5 called it; None if neither is there."""
+    return raw.get("dtype", raw.get("torch_dtype"))
 
 
 def _check_keys(raw: Mapping[str, Any], model_type: str) -> None:

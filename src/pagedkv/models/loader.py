@@ -33,22 +33,23 @@ class LoadedModel:
 
 def load_model(
     name_or_path: str | Path,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = torch.float32,
     deterministic: bool = False,
     device: str = "cpu",
 ) -> LoadedModel:
-    """Load a Llama, Mistral, Qwen2 or Qwen3 model in float32 or bfloat16.
+    """Load a Llama, Mistral, Qwen2 or Qwen3 model in float32 or bfloat16 (None: the checkpoint's).
 
     `name_or_path` is "smollm2-135m-instruct" (embedded), a local Hugging Face folder with
     safetensors, or a hub id. Raises ModelError if it cannot be found, read or computed exactly,
     ConfigError if a setting cannot work.
     """
-    if dtype not in DTYPES:
+    if dtype not in (None, *DTYPES):
         raise ConfigError(f"dtype={dtype} is not implemented: use torch.float32 or torch.bfloat16")
     if device != "cpu":
         raise ConfigError(f"device={device!r} is not implemented: use 'cpu'")
-    folder = find_model(name_or_path, dtype)
+    folder = find_model(name_or_path, dtype or torch.float32)
     config = ModelConfig.from_folder(folder)
+    dtype = dtype or config.dtype
     tokenizer = load_tokenizer(folder)
     decoder = Decoder(config, load_weights(folder, config, dtype), deterministic)
     return LoadedModel(config, decoder, tokenizer, folder)

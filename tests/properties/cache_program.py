@@ -159,8 +159,18 @@ class CacheProgram:
         for slot in range(block * self.size, (block + 1) * self.size):
             self.kv.pop(slot, None)
 
-    def entry(self, pair: Pair, prefix: list[int]) -> tuple[object, bytes | None, tuple[int, ...]]:
-        return pair.namespace, pair.extra, tuple(prefix)
+    def entry(
+        self, pair: Pair, prefix: list[int]
+    ) -> tuple[frozenset[object], bytes | None, tuple[int, ...]]:
+        """Who may read the K/V outside the public part, and what it was computed from."""
+        return frozenset([pair.namespace]), pair.extra, tuple(prefix)
+
+    def take_over(self, pair: Pair, n: int) -> None:
+        """The first n tokens, which the pair may have found as public ones, become its own."""
+        for slot in self.real.tables([pair.real]).slots().tolist()[:n]:
+            if slot in self.kv:
+                readers, extra, prefix = self.kv[slot]
+                self.kv[slot] = readers | {pair.namespace}, extra, prefix
 
     def read_back(self) -> None:
         done = [pair for pair in self.pairs if not pair.slots and not pair.copies]
@@ -175,11 +185,11 @@ class CacheProgram:
 
     def readable(self, pair: Pair, position: int, slot: int, tokens: list[int]) -> None:
         assert slot in self.kv, f"position {position} of {tokens} was never written"
-        namespace, extra, prefix = self.kv[slot]
+        readers, extra, prefix = self.kv[slot]
         assert prefix == tuple(tokens[: position + 1]), f"slot {slot} holds {prefix}"
         assert extra == pair.extra, f"slot {slot} was written under other extra bytes"
         public = (position // self.size + 1) * self.size <= pair.public
-        assert namespace == pair.namespace or public, f"slot {slot} is of namespace {namespace}"
+        assert pair.namespace in readers or public, f"slot {slot} is of {readers}"
 
     def copy(self, pair: Pair) -> None:
         for source, destination, filled in pair.copies:
@@ -433,6 +443,7 @@ class CacheProgram:
         n = self.random.randint(0, len(tokens) + (self.random.random() < 0.1))
         if n <= len(tokens):
             self.undo(pair)
+            self.take_over(pair, n)  # no longer public, if they were
             pair.target = tokens[n:] if self.random.random() < 0.5 else []
         self.both(
             f"truncate({pair.model}, {n})",

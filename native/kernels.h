@@ -4,6 +4,7 @@
 // copy could hold instructions which the machine lacks.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "layout.h"
@@ -48,11 +49,43 @@ struct Kernels {
   void (*silu_mul)(const void* gate, const void* up, int64_t count, void* out);
 };
 
+// Outputs of a panel of a packed matrix (linear.h).
+constexpr int kPanel = 32;
+// Bytes of a panel for one step over k: one k in float32, two in bfloat16.
+constexpr int kStepBytes = 4 * kPanel;
+// Steps that one call of `multiply` takes at most, and rows of a tile: what a tile has room for.
+constexpr int kTileSteps = 256;
+constexpr int kTileRows = 12;
+// Values of a tile's row, padded so that rows do not meet in the same lines of the cache.
+constexpr int kTileStride = kTileSteps + 16;
+constexpr int kTileBytes = kTileRows * kTileStride * 8;
+
+// Rows times a panel. Every sum is accumulated in one chain over ascending k, in its own lane,
+// whatever the number of rows: that is what makes a row's bits its own.
+struct LinearKernels {
+  int max_rows;  // at most kTileRows
+  // Copies k's [0, count) of each row, `stride` bytes apart, to the tile as `multiply` wants them.
+  void (*load_tile)(const std::byte* x, int64_t stride, int rows, int count, std::byte* tile);
+  // sums[m, n] += tile[m, ...] * panel[..., n]: sums is [rows, kPanel].
+  void (*multiply)(const std::byte* panel, const std::byte* tile, int rows, int steps, float* sums);
+  // out[n] = sums[n] + bias[n] (nullptr: none), rounded once, for n < count.
+  void (*store_row)(const float* sums, const float* bias, int count, std::byte* out);
+};
+
 extern const Kernels kScalarFloat32;
 extern const Kernels kScalarBfloat16;
+extern const LinearKernels kScalarLinearFloat32;
+extern const LinearKernels kScalarLinearBfloat16;
 #if defined(PAGEDKV_HAVE_AVX2)
 extern const Kernels kAvx2Float32;
 extern const Kernels kAvx2Bfloat16;
+extern const LinearKernels kAvx2LinearFloat32;
+extern const LinearKernels kAvx2LinearBfloat16;
+#endif
+#if defined(PAGEDKV_HAVE_AVX512)
+extern const LinearKernels kAvx512LinearFloat32;
+extern const LinearKernels kAvx512LinearBfloat16;
+extern const LinearKernels kAvx512Bf16LinearBfloat16;
 #endif
 
 }  // namespace pagedkv

@@ -1,8 +1,11 @@
 // The kernels for any machine: whatever vectors the compiler's baseline has.
 #define PAGEDKV_ISA scalar
 #include "kernels.inl"
+#include "linear.inl"
 
 namespace pagedkv {
 const Kernels kScalarFloat32 = scalar::table<float>();
 const Kernels kScalarBfloat16 = scalar::table<scalar::bfloat16>();
+const LinearKernels kScalarLinearFloat32 = scalar::linear_table<scalar::Float32Step>();
+const LinearKernels kScalarLinearBfloat16 = scalar::linear_table<scalar::WidenedStep>();
 }  // namespace pagedkv

@@ -2,10 +2,14 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <omp.h>
 
+#include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -13,6 +17,7 @@
 #include "activation.h"
 #include "attention.h"
 #include "dispatch.h"
+#include "linear.h"
 #include "memory.h"
 
 namespace nb = nanobind;
@@ -170,6 +175,92 @@ void py_silu_mul(Tensor gate_up, Tensor out) {
            {bytes_of(out), out.stride(0)}, rows, width);
 }
 
+DType dtype_named(const std::string& name) {
+  if (name == "float32") return DType::kFloat32;
+  if (name == "bfloat16") return DType::kBfloat16;
+  refuse("dtype='" + name + "' must be 'float32' or 'bfloat16'");
+}
+
+// A matrix argument as rows, after its columns and type were checked against the weights'.
+Rows rows_of(const Tensor& tensor, const char* name, int64_t columns, DType dtype) {
+  if (tensor.ndim() != 2) {
+    refuse(std::string(name) + " must have 2 dimensions, not " + std::to_string(tensor.ndim()));
+  }
+  if (static_cast<int64_t>(tensor.shape(1)) != columns) {
+    refuse(std::string(name) + " has " + std::to_string(tensor.shape(1)) + " columns, not " +
+           std::to_string(columns));
+  }
+  if (dtype_of(tensor, name) != dtype) refuse(std::string(name) + " differs from the weight's type");
+  if (columns > 1 && tensor.stride(1) != 1) {
+    refuse(std::string(name) + " must be contiguous in its last dimension; its stride is " +
+           std::to_string(tensor.stride(1)));
+  }
+  return {bytes_of(tensor), tensor.stride(0)};
+}
+
+void make_matrix(PackedMatrix* self, int64_t rows, int64_t columns, const std::string& dtype) {
+  if (rows < 1 || columns < 1) {
+    refuse("a matrix of " + std::to_string(rows) + " rows and " + std::to_string(columns) +
+           " columns is empty");
+  }
+  new (self) PackedMatrix(rows, columns, dtype_named(dtype));
+}
+
+void py_write_rows(PackedMatrix& self, int64_t first, Tensor source) {
+  const Rows rows = rows_of(source, "source", self.columns(), self.dtype());
+  const int64_t count = static_cast<int64_t>(source.shape(0));
+  if (first < 0 || first > self.rows() - count) {
+    refuse("rows " + std::to_string(first) + " to " + std::to_string(first + count) +
+           " are not in a matrix of " + std::to_string(self.rows()));
+  }
+  nb::gil_scoped_release release;
+  self.write(first, count, rows);
+}
+
+void py_gather(const PackedMatrix& self, Array<int64_t, 1> ids, Tensor out) {
+  const int64_t count = static_cast<int64_t>(ids.size());
+  const Rows rows = rows_of(out, "out", self.columns(), self.dtype());
+  require_shape(out, "out", {count, self.columns()});
+  for (int64_t i = 0; i < count; ++i) {
+    if (ids.data()[i] < 0 || ids.data()[i] >= self.rows()) {
+      refuse("row " + std::to_string(ids.data()[i]) + " is not in a matrix of " +
+             std::to_string(self.rows()));
+    }
+  }
+  nb::gil_scoped_release release;
+  self.gather(ids.data(), count, rows);
+}
+
+// A linear layer as Python sees it: shares the weights, keeps the bias in float32.
+class PyLinear {
+ public:
+  PyLinear(std::shared_ptr<PackedMatrix> weight, std::optional<Tensor> bias,
+           const std::string& isa)
+      : weight_(std::move(weight)), kernels_(linear_kernels_for(isa, weight_->dtype())) {
+    if (!bias) return;
+    require_shape(*bias, "bias", {weight_->rows()});
+    require_contiguous(*bias, "bias");
+    if (dtype_of(*bias, "bias") != DType::kFloat32) refuse("bias must be float32");
+    const float* values = reinterpret_cast<const float*>(bytes_of(*bias));
+    bias_.assign(values, values + weight_->rows());
+    bias_.resize(round_up(weight_->rows(), kPanel));
+  }
+
+  void run(Tensor x, Tensor out) const {
+    const Rows from = rows_of(x, "x", weight_->columns(), weight_->dtype());
+    const Rows to = rows_of(out, "out", weight_->rows(), weight_->dtype());
+    const int64_t rows = static_cast<int64_t>(x.shape(0));
+    require_shape(out, "out", {rows, weight_->rows()});
+    nb::gil_scoped_release release;
+    linear(kernels_, *weight_, bias_.empty() ? nullptr : bias_.data(), from, to, rows);
+  }
+
+ private:
+  std::shared_ptr<PackedMatrix> weight_;
+  const LinearKernels& kernels_;
+  std::vector<float> bias_;
+};
+
 struct Extent {
   std::byte* memory;
   size_t bytes;
@@ -221,6 +312,17 @@ NB_MODULE(_native, m) {
       .def_prop_ro("num_threads", &Plan::num_threads)
       .def_prop_ro("num_items", [](const Plan& plan) { return plan.items().size(); });
 
+  nb::class_<PackedMatrix>(m, "PackedMatrix")
+      .def("__init__", &make_matrix, "rows"_a, "columns"_a, "dtype"_a)
+      .def("write_rows", &py_write_rows, "first"_a, "source"_a.noconvert())
+      .def("gather", &py_gather, "ids"_a.noconvert(), "out"_a.noconvert())
+      .def_prop_ro("num_bytes", &PackedMatrix::bytes);
+
+  nb::class_<PyLinear>(m, "Linear")
+      .def(nb::init<std::shared_ptr<PackedMatrix>, std::optional<Tensor>, const std::string&>(),
+           "weight"_a, "bias"_a.noconvert().none(), "isa"_a)
+      .def("run", &PyLinear::run, "x"_a.noconvert(), "out"_a.noconvert());
+
   m.def("silu_mul", &py_silu_mul, "gate_up"_a.noconvert(), "out"_a.noconvert());
   m.def("allocate", &allocate, "bytes"_a);
   m.def("slot_offset", &slot_offset, "block"_a, "slot"_a, "head"_a, "num_kv_heads"_a,
@@ -229,6 +331,7 @@ NB_MODULE(_native, m) {
         "head_dim"_a);
   m.def("isa", [] { return available_isas().back(); });
   m.def("available_isas", &available_isas);
+  m.def("available_linear_isas", &available_linear_isas);
   m.def("cpu_features", &cpu_features);
   m.def("max_threads", &omp_get_max_threads);
   m.def("count_threads", &count_threads);

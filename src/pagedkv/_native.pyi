@@ -53,6 +53,43 @@ def silu_mul(gate_up: Tensor, out: Tensor) -> None:
     ValueError for other shapes or types.
     """
 
+class PackedMatrix:
+    """[rows, columns] of "float32" or "bfloat16" in panels of outputs, zero until written.
+
+    Owns its memory, taken from the system on first touch, in huge pages where possible.
+    ValueError for an empty shape or another dtype, MemoryError when the address space is refused.
+    """
+
+    def __init__(self, rows: int, columns: int, dtype: str) -> None: ...
+    def write_rows(self, first: int, source: Tensor) -> None:
+        """Rows [first, first + n) become source [n, columns]: the matrix's dtype, rows contiguous.
+
+        ValueError, nothing written, for another shape or dtype or for rows that do not exist.
+        """
+
+    def gather(self, ids: Tensor, out: Tensor) -> None:
+        """out[i] = row ids[i], exact: int64 [n] -> [n, columns]; ValueError for unknown rows."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+class Linear:
+    """x -> x W^T + bias; shares the weight, copies the bias (float32 [rows])."""
+
+    def __init__(self, weight: PackedMatrix, bias: Tensor | None, isa: str) -> None:
+        """`isa` is one of available_linear_isas(), else ValueError."""
+
+    def run(self, x: Tensor, out: Tensor) -> None:
+        """[T, columns] -> out [T, rows], the caller's; both in the weight's dtype, T may be 0.
+
+        Rows are contiguous in their last dimension. float32 accumulation in one order over the
+        columns, rounded once: the bits of out[t, n] depend on x[t], W[n], bias[n] and the isa
+        only. ValueError for other shapes, dtypes or strides.
+        """
+
+def available_linear_isas() -> list[str]:
+    """As available_isas(), for Linear: "scalar", "avx2", "avx512", "avx512bf16"."""
+
 def allocate(bytes: int) -> torch.Tensor:
     """Zeroed uint8 [bytes], taken from the system on first touch, in huge pages where possible.
 

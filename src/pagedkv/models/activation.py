@@ -7,9 +7,9 @@ from types import ModuleType
 
 import torch
 import torch.nn.functional as F
+from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
-from pagedkv.attention.native import import_native
-from pagedkv.errors import ConfigError
+from pagedkv.models.native import find_native
 
 SiluMul = Callable[[torch.Tensor], torch.Tensor]
 
@@ -18,10 +18,11 @@ def make_silu_mul(deterministic: bool) -> SiluMul:
     """A function [T, 2 I] -> [T, I] of the fused gate and up projections.
 
     torch's vectorised exponential and its scalar tail may differ in the last bit, by the place of
-    an element in its tensor; the deterministic mode uses the native kernel, which has one path for
-    every element. Raises ConfigError when it is asked for and not built.
+    an element in its tensor; the native kernel has one path for every element. It is used where
+    it is built. Raises ConfigError when `deterministic` is asked for and it is not.
     """
-    return _native_silu_mul(_native()) if deterministic else _torch_silu_mul
+    native = find_native(deterministic)
+    return _torch_silu_mul if native is None else _native_silu_mul(native)
 
 
 def _torch_silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
@@ -32,17 +33,7 @@ def _torch_silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 def _native_silu_mul(native: ModuleType) -> SiluMul:
     def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
         out = gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
-        native.silu_mul(gate_up, out)
+        native.silu_mul(to_dlpack(gate_up), to_dlpack(out))
         return out
 
     return silu_mul
-
-
-def _native() -> ModuleType:
-    try:
-        return import_native()
-    except ImportError as error:
-        raise ConfigError(
-            "deterministic=True needs the native extension, which is not built "
-            f"({error}): install pagedkv with a C++ compiler at hand, or set deterministic=False"
-        ) from error

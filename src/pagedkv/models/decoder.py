@@ -13,7 +13,7 @@ import torch
 from pagedkv.attention.interface import AttentionBackend, Plan
 from pagedkv.models.activation import make_silu_mul
 from pagedkv.models.config import ModelConfig
-from pagedkv.models.linear import make_linear
+from pagedkv.models.linear import Matrix, embed, make_linear
 from pagedkv.models.rotary import Rotary, apply_rotary
 
 
@@ -22,11 +22,11 @@ class LayerWeights:
     """Weights of one layer; matrices are [out, in], biases and norms 1-D."""
 
     input_norm: torch.Tensor
-    qkv: torch.Tensor  # query, key and value projections stacked: [(H + 2 G) D, hidden]
-    output: torch.Tensor
+    qkv: Matrix  # query, key and value projections stacked: [(H + 2 G) D, hidden]
+    output: Matrix
     post_norm: torch.Tensor
-    gate_up: torch.Tensor  # gate above up
-    down: torch.Tensor
+    gate_up: Matrix  # gate above up
+    down: Matrix
     qkv_bias: torch.Tensor | None = None
     output_bias: torch.Tensor | None = None
     gate_up_bias: torch.Tensor | None = None
@@ -39,18 +39,18 @@ class LayerWeights:
 class DecoderWeights:
     """Weights of a whole model in one dtype. `head` is `embedding` itself when they are tied."""
 
-    embedding: torch.Tensor  # [V, hidden]
+    embedding: Matrix  # [V, hidden]
     layers: tuple[LayerWeights, ...]
     norm: torch.Tensor
-    head: torch.Tensor  # [V, hidden]
+    head: Matrix  # [V, hidden]
 
 
 class Decoder:
     """Computes logits; keeps no state but the weights, K/V live in the attention backend.
 
-    With `deterministic` the logits of a row are bit-identical whatever else is in the batch,
-    given a backend that keeps the same promise. Raises ConfigError if that mode needs the native
-    extension and it is not built.
+    With the native extension the logits of a row are bit-identical whatever else is in the batch,
+    given a backend that keeps the same promise. `deterministic` demands it: raises ConfigError if
+    the extension is not built.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Decoder:
         max_position_embeddings. rows: int64 [m], indices into T; only these rows get logits, and
         m may be 0. The caller owns the result.
         """
-        x = self._embedding[tokens]
+        x = embed(self._embedding, tokens)
         cos, sin = self._rotary.at(positions)
         for index, layer in enumerate(self._layers):
             x = layer(index, x, cos, sin, backend, plan)

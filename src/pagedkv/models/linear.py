@@ -1,19 +1,21 @@
-"""Linear layers: as fast as torch has them, or with one order of accumulation for any batch.
+"""Linear layers and the embedding: by the native kernels, or by torch where those are not built.
 
 torch picks its matrix kernel by the number of rows, so a row's last bits depend on how many other
-rows are computed with it. Over a *fixed* number of rows a row gets the same bits wherever it
-stands. `FixedTileLinear` therefore always computes tiles of `TILE_ROWS` rows, padding the last.
+rows are computed with it. The native kernels keep one order of accumulation for any number.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
+from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
-# Part of the arithmetic: changing it changes last bits. Chosen by measurement (docs/decisions).
-TILE_ROWS = 16
+from pagedkv.models.native import find_native
+from pagedkv.models.packed import PackedMatrix
+
+Matrix = torch.Tensor | PackedMatrix  # [N, K]
 
 
 class Linear(Protocol):
@@ -34,25 +36,44 @@ class PlainLinear:
         return F.linear(x, self._weight, self._bias)
 
 
-class FixedTileLinear:
-    """A row's bits depend on that row alone."""
+class NativeLinear:
+    """A row's bits depend on that row alone, on one machine and `isa`.
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self._weight, self._bias = weight, bias
+    Accumulates in float32 and rounds once. `isa` forces a code path, None takes the best that
+    this machine has. ValueError for an x of another width, dtype or with strides in its rows.
+    """
+
+    def __init__(
+        self, weight: PackedMatrix, bias: torch.Tensor | None = None, isa: str | None = None
+    ) -> None:
+        native = weight.native
+        self._outputs = weight.shape[0]
+        self._kernel: Any = native.Linear(
+            weight.data,
+            None if bias is None else to_dlpack(bias.float().contiguous()),
+            isa or native.available_linear_isas()[-1],
+        )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.shape[0]
-        out = x.new_empty((rows, self._weight.shape[0]))
-        for start in range(0, rows, TILE_ROWS):
-            tile = x[start : start + TILE_ROWS]
-            missing = TILE_ROWS - tile.shape[0]
-            if missing:
-                tile = F.pad(tile, (0, 0, 0, missing))
-            y = F.linear(tile, self._weight, self._bias)
-            out[start : start + TILE_ROWS] = y[: TILE_ROWS - missing]
+        out = x.new_empty((x.shape[0], self._outputs))
+        self._kernel.run(to_dlpack(x), to_dlpack(out))
         return out
 
 
-def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, deterministic: bool) -> Linear:
-    """weight [N, K], bias [N] or None; both are kept, not copied."""
-    return FixedTileLinear(weight, bias) if deterministic else PlainLinear(weight, bias)
+def make_linear(weight: Matrix, bias: torch.Tensor | None, deterministic: bool) -> Linear:
+    """weight [N, K], bias [N] or None.
+
+    A packed weight is shared; a tensor is packed into a copy where the native extension is built,
+    else kept. Raises ConfigError when `deterministic` is asked for and the extension is missing.
+    """
+    if isinstance(weight, PackedMatrix):
+        return NativeLinear(weight, bias)
+    native = find_native(deterministic)
+    if native is None:
+        return PlainLinear(weight, bias)
+    return NativeLinear(PackedMatrix.of(native, weight), bias)
+
+
+def embed(weight: Matrix, tokens: torch.Tensor) -> torch.Tensor:
+    """The rows of weight [V, K] at tokens: int32 or int64 [T] -> [T, K], a new tensor."""
+    return weight.gather(tokens) if isinstance(weight, PackedMatrix) else weight[tokens]

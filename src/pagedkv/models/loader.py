@@ -13,6 +13,7 @@ from pagedkv.errors import ConfigError, ModelError
 from pagedkv.models.config import ModelConfig
 from pagedkv.models.decoder import Decoder
 from pagedkv.models.embedded import EMBEDDED_MODEL, embedded_folder
+from pagedkv.models.native import find_native
 from pagedkv.models.tokenizer import load_tokenizer
 from pagedkv.models.weights import load_weights
 
@@ -51,7 +52,8 @@ def load_model(
     config = ModelConfig.from_folder(folder)
     dtype = dtype or config.dtype
     tokenizer = load_tokenizer(folder)
-    decoder = Decoder(config, load_weights(folder, config, dtype), deterministic)
+    weights = load_weights(folder, config, dtype, find_native(deterministic))
+    decoder = Decoder(config, weights, deterministic)
     return LoadedModel(config, decoder, tokenizer, folder)
 
 

@@ -1,7 +1,8 @@
 """Safetensors into a `DecoderWeights`, every tensor's name and shape checked.
 
 Files are memory-mapped and copied tensor by tensor into their final place (projections that run
-together are stacked), so the peak is the model once, plus pages that the system can drop.
+together are stacked, matrices of linear layers packed for the native kernels where those are
+built), so the peak is the model once, plus one tensor, plus pages that the system can drop.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,21 +19,37 @@ from safetensors import SafetensorError, safe_open
 from pagedkv.errors import ModelError
 from pagedkv.models.config import ModelConfig, read_json
 from pagedkv.models.decoder import DecoderWeights, LayerWeights
+from pagedkv.models.linear import Matrix, embed
+from pagedkv.models.packed import PackedMatrix
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 # Buffers that old checkpoints carry and that follow from the config.
 DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+ROWS_AT_ONCE = 1024  # when two matrices are compared
 FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def load_weights(folder: Path, config: ModelConfig, dtype: torch.dtype) -> DecoderWeights:
+class Place(Protocol):
+    """Where a tensor goes: a view of a tensor, or rows of a packed matrix."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    def copy_(self, source: torch.Tensor, /) -> object: ...
+
+
+def load_weights(
+    folder: Path, config: ModelConfig, dtype: torch.dtype, native: ModuleType | None = None
+) -> DecoderWeights:
     """The weights of a Hugging Face folder in `dtype`; the caller owns the tensors.
 
+    With the native extension the matrices of linear layers are packed; a tied embedding too, which
+    is then also the head's.
     Raises ModelError naming the file and the tensor when a file cannot be read or a tensor is
     missing, unexpected, of another shape or not a plain float.
     """
-    places = _Places(config, dtype)
+    places = _Places(config, dtype, native)
     weights = places.decoder_weights()
     seen: dict[str, Path] = {}
     for path, names in _files(folder):
@@ -62,7 +81,7 @@ def load_weights(folder: Path, config: ModelConfig, dtype: torch.dtype) -> Decod
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ModelError(f"{folder}: tensor {missing[0]}{more} is in none of the weight files")
     if config.tie_word_embeddings and places.TIED_HEAD in seen:
-        _check_tied(places, seen[places.TIED_HEAD])
+        _check_tied(places.tied_head, weights.embedding, seen[places.TIED_HEAD])
     return weights
 
 
@@ -71,20 +90,23 @@ class _Places:
 
     TIED_HEAD = "lm_head.weight"
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
-        self._config, self._dtype = config, dtype
-        self.views: dict[str, torch.Tensor] = {}
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, native: ModuleType | None) -> None:
+        self._config, self._dtype, self._native = config, dtype, native
+        self.views: dict[str, Place] = {}
         self.optional: set[str] = set()
 
     def decoder_weights(self) -> DecoderWeights:
         """Allocate everything, uninitialised."""
         config = self._config
         hidden, vocab = config.hidden_size, config.vocab_size
-        embedding = self._new("model.embed_tokens.weight", vocab, hidden)
-        head = self._new(self.TIED_HEAD, vocab, hidden)
+        embedding: Matrix
         if config.tie_word_embeddings:
+            embedding = head = self._matrix({"model.embed_tokens": vocab}, hidden)
             self.optional.add(self.TIED_HEAD)
-            head = embedding
+            self.tied_head = self._new(self.TIED_HEAD, vocab, hidden)
+        else:
+            embedding = self._new("model.embed_tokens.weight", vocab, hidden)
+            head = self._matrix({"lm_head": vocab}, hidden)
         layers = tuple(self._layer(f"model.layers.{i}.") for i in range(config.num_layers))
         return DecoderWeights(embedding, layers, self._new("model.norm.weight", hidden), head)
 
@@ -98,40 +120,54 @@ class _Places:
         output, down = {attention + "o_proj": hidden}, {mlp + "down_proj": hidden}
         return LayerWeights(
             input_norm=self._new(prefix + "input_layernorm.weight", hidden),
-            qkv=self._stacked(qkv, hidden),
-            output=self._stacked(output, q_size),
+            qkv=self._matrix(qkv, hidden),
+            output=self._matrix(output, q_size),
             post_norm=self._new(prefix + "post_attention_layernorm.weight", hidden),
-            gate_up=self._stacked(gate_up, hidden),
-            down=self._stacked(down, inner),
-            qkv_bias=self._stacked(qkv) if config.qkv_bias else None,
-            output_bias=self._stacked(output) if config.output_bias else None,
-            gate_up_bias=self._stacked(gate_up) if config.mlp_bias else None,
-            down_bias=self._stacked(down) if config.mlp_bias else None,
+            gate_up=self._matrix(gate_up, hidden),
+            down=self._matrix(down, inner),
+            qkv_bias=self._bias(qkv) if config.qkv_bias else None,
+            output_bias=self._bias(output) if config.output_bias else None,
+            gate_up_bias=self._bias(gate_up) if config.mlp_bias else None,
+            down_bias=self._bias(down) if config.mlp_bias else None,
             q_norm=self._new(attention + "q_norm.weight", head_dim) if config.qk_norm else None,
             k_norm=self._new(attention + "k_norm.weight", head_dim) if config.qk_norm else None,
         )
 
     def _new(self, name: str, *shape: int) -> torch.Tensor:
-        self.views[name] = torch.empty(shape, dtype=self._dtype)
-        return self.views[name]
+        place = torch.empty(shape, dtype=self._dtype)
+        self.views[name] = place
+        return place
 
-    def _stacked(self, parts: dict[str, int], columns: int | None = None) -> torch.Tensor:
-        """One matrix of the parts' rows, or one bias when there are no columns."""
-        shape = (sum(parts.values()),) + (() if columns is None else (columns,))
-        whole = torch.empty(shape, dtype=self._dtype)
-        suffix = ".bias" if columns is None else ".weight"
+    def _matrix(self, parts: dict[str, int], columns: int) -> Matrix:
+        """One matrix of the parts' rows."""
+        rows = sum(parts.values())
+        if self._native is None:
+            return self._stacked(parts, ".weight", torch.empty((rows, columns), dtype=self._dtype))
+        packed = PackedMatrix(self._native, rows, columns, self._dtype)
+        first = 0
+        for name, count in parts.items():
+            self.views[name + ".weight"] = packed.rows(first, count)
+            first += count
+        return packed
+
+    def _bias(self, parts: dict[str, int]) -> torch.Tensor:
+        return self._stacked(parts, ".bias", torch.empty(sum(parts.values()), dtype=self._dtype))
+
+    def _stacked(self, parts: dict[str, int], suffix: str, whole: torch.Tensor) -> torch.Tensor:
         for name, view in zip(parts, whole.split_with_sizes(list(parts.values())), strict=True):
             self.views[name + suffix] = view
         return whole
 
 
-def _check_tied(places: _Places, path: Path) -> None:
+def _check_tied(head: torch.Tensor, embedding: Matrix, path: Path) -> None:
     """A checkpoint may store the tied head a second time, but not with other numbers."""
-    if not torch.equal(places.views[places.TIED_HEAD], places.views["model.embed_tokens.weight"]):
-        raise ModelError(
-            f"{path}: tensor {places.TIED_HEAD} differs from model.embed_tokens.weight although "
-            "the config says tie_word_embeddings=true"
-        )
+    for first in range(0, len(head), ROWS_AT_ONCE):
+        rows = head[first : first + ROWS_AT_ONCE]
+        if not torch.equal(rows, embed(embedding, torch.arange(first, first + len(rows)))):
+            raise ModelError(
+                f"{path}: tensor {_Places.TIED_HEAD} differs from model.embed_tokens.weight "
+                "although the config says tie_word_embeddings=true"
+            )
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, list[str] | None]]:

@@ -1,0 +1,172 @@
+// The linear layers' kernels, written once. A file for an instruction set defines PAGEDKV_ISA and
+// includes this.
+//
+// Determinism: lane n of a panel has one accumulator a row, and goes over k in ascending order.
+// How many rows or lanes share a loop, and where a chunk of k ends (the accumulators are put down
+// in float32 and taken up again), changes no bit.
+#include "kernels.h"
+#include "simd.h"
+
+namespace pagedkv::PAGEDKV_ISA {
+
+#if defined(__AVX512F__)
+
+typedef float Wide __attribute__((vector_size(64)));
+typedef uint32_t WideBits __attribute__((vector_size(64)));
+constexpr int kRegisters = 24;  // that accumulate
+constexpr int kMaxRows = 12;
+
+inline Wide splat(float x) { return _mm512_set1_ps(x); }
+inline Wide fma(Wide a, Wide b, Wide c) { return _mm512_fmadd_ps(a, b, c); }
+
+#else
+
+using Wide = Vec;
+using WideBits = UintVec;
+#if defined(__AVX2__) && defined(__FMA__)
+constexpr int kRegisters = 12;
+constexpr int kMaxRows = 6;
+#else
+constexpr int kRegisters = 6;
+constexpr int kMaxRows = 3;
+#endif
+
+inline Wide splat(float x) { return broadcast(x); }
+
+#endif
+
+constexpr int kWideLanes = sizeof(Wide) / sizeof(float);
+constexpr int kPanelVectors = kPanel / kWideLanes;
+// Bytes that weights are fetched ahead while few rows share them: the stream runs from panel to
+// panel, across the pages at which the hardware's own fetching stops.
+constexpr int kFetchAhead = 4096;
+constexpr int kFetchRows = 4;
+
+// A step takes one 4-byte value of each lane of the panel: one float32, or two bfloat16.
+struct Float32Step {
+  using Element = float;
+  using Value = float;  // of a tile, for one step of one row
+
+  static Wide accumulate(WideBits weights, Value x, Wide sum) {
+    return fma(reinterpret_cast<Wide>(weights), splat(x), sum);
+  }
+  static void load(const float* x, int count, Value* out) {
+    std::memcpy(out, x, count * sizeof(float));
+  }
+};
+
+// Two bfloat16, widened (exact), the even k first.
+struct WidenedStep {
+  using Element = bfloat16;
+  struct Value {
+    float even, odd;
+  };
+
+  static Wide accumulate(WideBits weights, Value x, Wide sum) {
+    sum = fma(reinterpret_cast<Wide>(weights << 16), splat(x.even), sum);
+    return fma(reinterpret_cast<Wide>(weights & 0xffff0000u), splat(x.odd), sum);
+  }
+  static void load(const bfloat16* x, int count, Value* out) {
+    for (int k = 0; k + 1 < count; k += 2) out[k / 2] = {to_float(x[k]), to_float(x[k + 1])};
+    if (count % 2) out[count / 2] = {to_float(x[count - 1]), 0.0f};
+  }
+};
+
+#if defined(__AVX512BF16__)
+
+// Two bfloat16 by the processor's own dot product.
+struct PairStep {
+  using Element = bfloat16;
+  using Value = uint32_t;
+
+  static Wide accumulate(WideBits weights, Value x, Wide sum) {
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(weights),
+                            reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(x))));
+  }
+  static void load(const bfloat16* x, int count, Value* out) {
+    if (count % 2) out[count / 2] = 0;
+    std::memcpy(out, x, count * sizeof(bfloat16));
+  }
+};
+
+#endif
+
+// M rows by V vectors of a panel.
+template <typename Step, int M, int V>
+inline void multiply_part(const std::byte* panel, const typename Step::Value* tile, int steps,
+                          float* sums) {
+  Wide acc[M][V];
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      std::memcpy(&acc[m][v], sums + m * kPanel + v * kWideLanes, sizeof(Wide));
+    }
+  }
+  for (int s = 0; s < steps; ++s) {
+    const std::byte* step = panel + s * kStepBytes;
+    if constexpr (M <= kFetchRows) {
+      __builtin_prefetch(step + kFetchAhead);
+      __builtin_prefetch(step + kFetchAhead + 64);
+    }
+    WideBits weights[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) std::memcpy(&weights[v], step + v * sizeof(Wide), sizeof(Wide));
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+      const typename Step::Value x = tile[m * kTileStride + s];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) acc[m][v] = Step::accumulate(weights[v], x, acc[m][v]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      std::memcpy(sums + m * kPanel + v * kWideLanes, &acc[m][v], sizeof(Wide));
+    }
+  }
+}
+
+template <typename Step, int M>
+void multiply_rows(const std::byte* panel, const std::byte* tile, int rows, int steps,
+                   float* sums) {
+  if constexpr (M > 1) {
+    if (rows < M) return multiply_rows<Step, M - 1>(panel, tile, rows, steps, sums);
+  }
+  constexpr int V = M * kPanelVectors <= kRegisters ? kPanelVectors : kPanelVectors / 2;
+  static_assert(M * V <= kRegisters);
+  for (int v = 0; v < kPanelVectors; v += V) {
+    multiply_part<Step, M, V>(panel + v * sizeof(Wide),
+                              reinterpret_cast<const typename Step::Value*>(tile), steps,
+                              sums + v * kWideLanes);
+  }
+}
+
+template <typename Step>
+void load_tile(const std::byte* x, int64_t stride, int rows, int count, std::byte* tile) {
+  static_assert(kTileRows * kTileStride * sizeof(typename Step::Value) <= kTileBytes);
+  auto* out = reinterpret_cast<typename Step::Value*>(tile);
+  for (int m = 0; m < rows; ++m) {
+    Step::load(reinterpret_cast<const typename Step::Element*>(x + m * stride), count,
+               out + m * kTileStride);
+  }
+}
+
+template <typename Step>
+void store_row(const float* sums, const float* bias, int count, std::byte* out) {
+  auto* target = reinterpret_cast<typename Step::Element*>(out);
+  int n = 0;
+  for (; n + kLanes <= count; n += kLanes) {
+    store(target + n, bias ? load(sums + n) + load(bias + n) : load(sums + n));
+  }
+  for (; n < count; ++n) from_float(bias ? sums[n] + bias[n] : sums[n], target + n);
+}
+
+template <typename Step>
+constexpr LinearKernels linear_table() {
+  static_assert(kMaxRows <= kTileRows);
+  return {kMaxRows, load_tile<Step>, multiply_rows<Step, kMaxRows>, store_row<Step>};
+}
+
+}  // namespace pagedkv::PAGEDKV_ISA

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from pagedkv.attention.native import import_native
 from pagedkv.errors import ConfigError
 from pagedkv.models import native
 from pagedkv.models.activation import make_silu_mul
 from pagedkv.models.config import RopeConfig
 from pagedkv.models.decoder import rms_norm
-from pagedkv.models.linear import make_linear
+from pagedkv.models.linear import NativeLinear, PlainLinear, make_linear
+from pagedkv.models.packed import PackedMatrix
 from pagedkv.models.rotary import Rotary, apply_rotary
 
 MAX_ROWS = 70
@@ -27,16 +30,21 @@ def restore_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def assert_rows_stand_alone(f: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> None:
+def assert_rows_stand_alone(
+    f: Callable[[torch.Tensor], torch.Tensor],
+    x: torch.Tensor,
+    counts: Iterable[int] = COUNTS,
+    threads: Iterable[int] = (1, 2),
+) -> None:
     """f over any rows in any order and company gives each the bits that it gets alone."""
     torch.set_num_threads(1)
     alone = torch.cat([f(x[i : i + 1]) for i in range(len(x))])
     generator = torch.Generator().manual_seed(0)
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        for rows in COUNTS:
+    for number in threads:
+        torch.set_num_threads(number)
+        for rows in counts:
             chosen = torch.randperm(len(x), generator=generator)[:rows]
-            assert torch.equal(f(x[chosen]), alone[chosen]), f"{rows} rows, {threads} threads"
+            assert torch.equal(f(x[chosen]), alone[chosen]), f"{rows} rows, {number} threads"
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -44,24 +52,36 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
 
 
 @DTYPES
+@pytest.mark.parametrize("isa", import_native().available_linear_isas())
 @pytest.mark.parametrize(
-    ("inputs", "outputs"), [(576, 960), (1536, 576), (64, 128), (96, 64), (24, 17), (1, 1)]
+    ("inputs", "outputs"), [(1, 1), (7, 63), (63, 7), (577, 33), (700, 65), (64, 577)]
 )
-def test_linear(dtype, inputs: int, outputs: int) -> None:
-    weight = random(outputs, inputs, dtype=dtype, seed=1)
-    for bias in (None, random(outputs, dtype=dtype, seed=2)):
-        linear = make_linear(weight, bias, deterministic=True)
-        assert_rows_stand_alone(linear, random(MAX_ROWS, inputs, dtype=dtype))
+def test_linear(dtype, isa: str, inputs: int, outputs: int) -> None:
+    """Inputs past 256 and 512 end a chunk; outputs past 32 a panel."""
+    weight = PackedMatrix.of(import_native(), random(outputs, inputs, dtype=dtype, seed=1))
+    linear = NativeLinear(weight, random(outputs, dtype=dtype, seed=2), isa)
+    counts = range(1, MAX_ROWS + 1)
+    assert_rows_stand_alone(
+        linear, random(MAX_ROWS, inputs, dtype=dtype), counts=counts, threads=(1, 2, 3)
+    )
 
 
 @DTYPES
-def test_linear_computes_what_torch_computes(dtype) -> None:
-    weight, bias = random(33, 40, dtype=dtype, seed=1), random(33, dtype=dtype, seed=2)
-    for rows in (0, 1, 16, 17, 48):
-        x = random(rows, 40, dtype=dtype)
-        fixed, plain = (make_linear(weight, bias, deterministic=d)(x) for d in (True, False))
-        assert fixed.shape == (rows, 33) and fixed.dtype == dtype
-        torch.testing.assert_close(fixed, plain)
+@pytest.mark.parametrize(("inputs", "outputs"), [(576, 960), (1536, 576)])
+def test_linear_of_the_embedded_model(dtype, inputs: int, outputs: int) -> None:
+    linear = make_linear(random(outputs, inputs, dtype=dtype, seed=1), None, deterministic=True)
+    assert_rows_stand_alone(linear, random(MAX_ROWS, inputs, dtype=dtype))
+
+
+@DTYPES
+def test_linear_of_many_rows(dtype) -> None:
+    """A prefill is divided among threads by rows as well, and shares panels in groups."""
+    linear = make_linear(random(1100, 300, dtype=dtype, seed=1), None, deterministic=True)
+    x = random(401, 300, dtype=dtype)
+    torch.set_num_threads(3)
+    whole = linear(x)
+    for start in (0, 1, 200, 388):
+        assert torch.equal(linear(x[start : start + 13]), whole[start : start + 13])
 
 
 @DTYPES
@@ -100,14 +120,35 @@ def test_silu_mul(dtype, width: int) -> None:
     silu_mul = make_silu_mul(deterministic=True)
     x = random(MAX_ROWS, 2 * width, dtype=dtype) * 4
     assert_rows_stand_alone(silu_mul, x)
-    torch.testing.assert_close(silu_mul(x), make_silu_mul(deterministic=False)(x))
+    gate, up = x.float().chunk(2, dim=-1)
+    torch.testing.assert_close(silu_mul(x), (F.silu(gate) * up).to(dtype))
 
 
-def test_without_the_native_extension_the_mode_is_refused(monkeypatch) -> None:
+@pytest.fixture
+def not_built(monkeypatch) -> Callable[[], None]:
+    """Call it to be without the native extension for the rest of the test."""
+
     def missing() -> None:
         raise ImportError("no module named pagedkv._native")
 
-    monkeypatch.setattr(native, "import_native", missing)
+    return lambda: monkeypatch.setattr(native, "import_native", missing)
+
+
+def test_without_the_native_extension_the_mode_is_refused(not_built) -> None:
+    not_built()
+    weight = random(3, 2, dtype=torch.float32)
+    assert isinstance(make_linear(weight, None, deterministic=False), PlainLinear)
     make_silu_mul(deterministic=False)
-    with pytest.raises(ConfigError, match="deterministic=True needs the native extension"):
-        make_silu_mul(deterministic=True)
+    for demand in (
+        lambda: make_silu_mul(deterministic=True),
+        lambda: make_linear(weight, None, deterministic=True),
+    ):
+        with pytest.raises(ConfigError, match="deterministic=True needs the native extension"):
+            demand()
+
+
+def test_silu_mul_without_the_native_extension_is_close(not_built) -> None:
+    gate_up = random(3, 10, dtype=torch.float32)
+    want = make_silu_mul(deterministic=True)(gate_up)
+    not_built()
+    torch.testing.assert_close(make_silu_mul(deterministic=False)(gate_up), want)

@@ -9,8 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from pagedkv.attention.native import import_native
 from pagedkv.errors import ModelError
 from pagedkv.models import ModelConfig
+from pagedkv.models.linear import Matrix, embed
+from pagedkv.models.packed import PackedMatrix
 from pagedkv.models.weights import load_weights
 
 Q0 = "model.layers.0.self_attn.q_proj.weight"
@@ -48,8 +51,8 @@ def write(saved, tmp_path):
     return write
 
 
-def load(folder, dtype=torch.float32):
-    return load_weights(folder, ModelConfig.from_folder(folder), dtype)
+def load(folder, dtype=torch.float32, native=None):
+    return load_weights(folder, ModelConfig.from_folder(folder), dtype, native)
 
 
 def shard(folder, tensors, split: int = 7):
@@ -65,10 +68,15 @@ def shard(folder, tensors, split: int = 7):
     return weight_map
 
 
+def rows_of(matrix: Matrix) -> torch.Tensor:
+    return embed(matrix, torch.arange(matrix.shape[0]))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_tensor_lands_in_its_place(saved, dtype) -> None:
+@pytest.mark.parametrize("native", [None, import_native()], ids=["plain", "packed"])
+def test_every_tensor_lands_in_its_place(saved, dtype, native) -> None:
     folder, tensors = saved
-    weights = load(folder, dtype)
+    weights = load(folder, dtype, native)
     layer = weights.layers[1]
     for stacked, parts in (
         (layer.qkv, [f"self_attn.{part}_proj" for part in "qkv"]),
@@ -77,8 +85,9 @@ def test_every_tensor_lands_in_its_place(saved, dtype) -> None:
         (layer.down, ["mlp.down_proj"]),
     ):
         want = torch.cat([tensors[f"model.layers.1.{part}.weight"] for part in parts])
-        assert torch.equal(stacked, want.to(dtype))
-    assert torch.equal(weights.head, tensors["lm_head.weight"].to(dtype))
+        assert isinstance(stacked, torch.Tensor if native is None else PackedMatrix)
+        assert torch.equal(rows_of(stacked), want.to(dtype))
+    assert torch.equal(rows_of(weights.head), tensors["lm_head.weight"].to(dtype))
     assert torch.equal(weights.embedding, tensors["model.embed_tokens.weight"].to(dtype))
 
 
@@ -172,14 +181,16 @@ def test_old_rotary_buffers_are_ignored(saved, write) -> None:
     load(write(tensors | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2)}))
 
 
-def test_a_tied_head_may_be_stored_but_not_differ(saved, write) -> None:
+@pytest.mark.parametrize("native", [None, import_native()], ids=["plain", "packed"])
+def test_a_tied_head_may_be_stored_but_not_differ(saved, write, native) -> None:
     _, tensors = saved
     head, embedding = "lm_head.weight", tensors["model.embed_tokens.weight"]
     folder = write(tensors | {head: embedding.clone()}, tie_word_embeddings=True)
-    weights = load(folder)
+    weights = load(folder, native=native)
     assert weights.head is weights.embedding
+    assert torch.equal(rows_of(weights.head), embedding)
     with pytest.raises(ModelError, match="tie_word_embeddings"):
-        load(write(tensors, tie_word_embeddings=True))
+        load(write(tensors, tie_word_embeddings=True), native=native)
 
 
 @pytest.mark.parametrize("keep", [0, 4, 100, -1])

@@ -133,7 +133,7 @@ def test_reset_withdraws_held_names_too() -> None:
 
 
 def test_one_function_changes_reference_counts() -> None:
-    """Nobody but `Pool.change` (and `restore`, which takes over saved ones) writes to `counts`."""
+    """Nobody but `Pool.change` (and `load`, which takes over saved ones) writes to `counts`."""
     root = Path(pagedkv.__file__).parent
     found = set()
     for path in root.rglob("*.py"):
@@ -145,7 +145,7 @@ def test_one_function_changes_reference_counts() -> None:
     assert found == {
         ("cache/pool.py", "__init__"),
         ("cache/pool.py", "change"),
-        ("cache/snapshot.py", "unpack_manager"),
+        ("cache/pool.py", "load"),
     }
 
 

@@ -7,7 +7,17 @@ from typing import NamedTuple
 import numpy as np
 
 from pagedkv.cache.table import BlockTable, repeat_ranges
-from pagedkv.cache.types import Int32, Int64
+from pagedkv.cache.types import NULL_BLOCK, Int32, Int64
+
+
+def _fits(out: object, height: int, width: int) -> bool:
+    return (
+        isinstance(out, np.ndarray)
+        and out.dtype == np.int32
+        and out.ndim == 2
+        and out.shape[0] >= height
+        and out.shape[1] >= width
+    )
 
 
 class Csr(NamedTuple):
@@ -36,29 +46,28 @@ class Tables:
         lengths = rows.lengths[which] + np.maximum(rows.reserved[which], 0)
         self._counts = -(-lengths // rows.block_size)
         width = int(self._counts.max(initial=0))
-        if out is None:
-            out = np.zeros((len(which), width), np.int32)
-        elif (
-            out.dtype != np.int32
-            or out.ndim != 2
-            or out.shape[0] < len(which)
-            or out.shape[1] < width
-        ):
+        if out is not None and not _fits(out, len(which), width):
             raise ValueError(
-                f"out must be int32 of at least [{len(which)}, {width}], "
-                f"got {out.dtype} {list(out.shape)}"
+                f"out must be int32 of at least [{len(which)}, {width}], got {out!r:.200}"
             )
-        self._inside = np.arange(out.shape[1]) < self._counts[:, None]
-        self._padded = out[: len(which)]
-        self._padded[:, :width] = rows.blocks[which, :width]
-        self._padded[~self._inside] = self._pad = 0
+        self._inside = np.arange(width) < self._counts[:, None]
+        self._entries = np.where(self._inside, rows.blocks[which, :width], NULL_BLOCK)
+        self._out = out
         self.lengths: Int32 = lengths.astype(np.int32)
+        if out is not None:
+            self.padded()
 
-    def padded(self, pad: int = 0) -> Int32:
-        """int32 [n, w] (or the caller's `out`), entries past a row's blocks hold `pad`."""
-        if pad != self._pad:
-            self._padded[~self._inside] = self._pad = pad
-        return self._padded
+    def padded(self, pad: int = NULL_BLOCK) -> Int32:
+        """int32 [n, w], entries past a row's blocks hold `pad`; a new array.
+
+        With the caller's `out`: that one, filled again, [n, its own width].
+        """
+        if self._out is None:
+            return np.where(self._inside, self._entries, np.int32(pad))
+        target = self._out[: len(self._entries)]
+        target[:] = pad
+        target[:, : self._entries.shape[1]][self._inside] = self._entries[self._inside]
+        return target
 
     def csr(self) -> Csr:
         """Compressed rows, as new arrays."""
@@ -66,13 +75,13 @@ class Tables:
         np.cumsum(self._counts, out=indptr[1:])
         last = (self.lengths - 1) % self._block_size + 1
         last[self.lengths == 0] = self._block_size
-        return Csr(indptr, self._padded[self._inside], last.astype(np.int32))
+        return Csr(indptr, self._entries[self._inside], last.astype(np.int32))
 
     def slots(self) -> Int64:
         """Slot of every token of every sequence, int64 [sum lengths]."""
         owner, position = repeat_ranges(self.lengths.astype(np.int64))
         index, offset = np.divmod(position, self._block_size)
-        return self._padded[owner, index].astype(np.int64) * self._block_size + offset
+        return self._entries[owner, index].astype(np.int64) * self._block_size + offset
 
     def shared_prefixes(self) -> list[SharedPrefix]:
         """Groups of sequences with common full leading blocks, in order of their first member.
@@ -82,12 +91,12 @@ class Tables:
         full = self.lengths // self._block_size
         groups: dict[int, list[int]] = {}
         for place in np.flatnonzero(full).tolist():
-            groups.setdefault(int(self._padded[place, 0]), []).append(place)
+            groups.setdefault(int(self._entries[place, 0]), []).append(place)
         found = []
         for members in groups.values():
             if len(members) > 1:
                 depth = int(full[members].min())
-                tables = self._padded[members, :depth]
+                tables = self._entries[members, :depth]
                 same = (tables == tables[0]).all(axis=0)
                 depth = depth if same.all() else int(same.argmin())
                 found.append(SharedPrefix(np.array(members, np.int32), depth))

@@ -5,7 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import TracebackType
 
+import numpy as np
+
+from pagedkv.cache.state import State
 from pagedkv.cache.types import Int32
+
+
+def start_lease(state: State, ids: Int32) -> None:
+    """Leases held, cached or draining blocks. ValueError for a free or repeated one."""
+    free = ids[state.pool.is_free(ids)]
+    if len(free):
+        raise ValueError(f"block {free[0]} is free: it has no content to lease")
+    if len(np.unique(ids)) != len(ids):
+        raise ValueError(f"a block is named twice in the lease {ids.tolist()}")
+    ids.flags.writeable = False  # the caller sees it as `Lease.blocks`
+    state.pool.lease(ids)
+
+
+def stop_lease(state: State, ids: Int32) -> None:
+    """Ends one lease of each block."""
+    pool = state.pool
+    pool.end_lease(ids)
+    # The caller's order may put a head before its tail, and an ancestor may have been parked
+    # while the tail was still leased: eviction must find leaves first.
+    pool.refresh(state.index.lineage(ids[pool.is_cached(ids)].tolist()))
 
 
 class Lease:

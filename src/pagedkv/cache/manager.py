@@ -14,7 +14,7 @@ from pagedkv.cache.check import check_manager
 from pagedkv.cache.errors import OutOfBlocks
 from pagedkv.cache.export import Tables
 from pagedkv.cache.index import ROOT, PrefixIndex, make_frames
-from pagedkv.cache.lease import Lease
+from pagedkv.cache.lease import Lease, start_lease, stop_lease
 from pagedkv.cache.lookup import Query, match, open_row, read_query
 from pagedkv.cache.pool import Pool
 from pagedkv.cache.publish import evict, publish_full, publish_tail, withdraw
@@ -31,6 +31,7 @@ from pagedkv.cache.snapshot import pack_manager, state_key, unpack_manager
 from pagedkv.cache.state import State
 from pagedkv.cache.table import NO_RESERVATION, BlockTable, int_array
 from pagedkv.cache.types import (
+    BlockId,
     Imported,
     Int32,
     Int64,
@@ -54,6 +55,11 @@ class BlockManager:
     max_seqs: sequences open at a time.
     max_blocks_per_seq: longest table; None: num_blocks.
     sanitize: run `check` after every call that changes something. Slow; for tests and debugging.
+
+    Errors of every call: KeyError for a sequence or lease that is not open; ValueError, with the
+    value, for what is malformed, out of range or named twice. Nothing has changed then, nor after
+    OutOfBlocks and OutOfSequences. Arrays that are returned belong to the caller, but for the
+    read-only view of `block_table`.
     """
 
     def __init__(
@@ -110,31 +116,31 @@ class BlockManager:
     def num_open_sequences(self) -> int:
         return self.table.num_open
 
-    def refcount(self, block: int) -> int:
+    def refcount(self, block: BlockId) -> int:
         """Table entries that name the block, plus open reservations that copy from it."""
         return int(self.pool.counts[self._block_ids([block])[0]])
 
-    def length(self, seq: int) -> int:
+    def length(self, seq: SeqId) -> int:
         """Committed tokens."""
         return int(self.table.lengths[self._row(seq)])
 
-    def cached_tokens(self, seq: int) -> int:
+    def cached_tokens(self, seq: SeqId) -> int:
         """Tokens that `open` found."""
         return int(self.table.found[self._row(seq)])
 
-    def block_table(self, seq: int) -> Int32:
+    def block_table(self, seq: SeqId) -> Int32:
         """Blocks of committed and reserved tokens: a read-only int32 view, no copy."""
         row = self._row(seq)
         entries: Int32 = self.table.blocks[row, : self.table.num_blocks(row)]
         entries.flags.writeable = False  # of this view only
         return entries
 
-    def rows(self, seqs: Sequence[int]) -> Int32:
+    def rows(self, seqs: Sequence[SeqId]) -> Int32:
         """Row of the block table that each sequence has for its whole life, int32 [n]."""
         rows: Int32 = self.table.find(seqs).astype(np.int32)
         return rows
 
-    def tables(self, seqs: Sequence[int], out: Int32 | None = None) -> Tables:
+    def tables(self, seqs: Sequence[SeqId], out: Int32 | None = None) -> Tables:
         """The batch's tables for a kernel; padded into `out` (int32 [>= n, >= w]) when given."""
         return Tables(self.table, self.table.find(seqs), out)
 
@@ -144,7 +150,7 @@ class BlockManager:
 
     def changed_rows(self, since: int) -> Int32:
         """Rows of open sequences with entries changed after the stamp `since`, ascending int32."""
-        return np.flatnonzero(self.table.stamps > since).astype(np.int32)
+        return np.flatnonzero(self.table.stamps > whole(since, "since")).astype(np.int32)
 
     def padded_rows(self, rows: Int32) -> Int32:
         """Whole table rows for upload: int32 [r, w], w = blocks of the longest, padded with 0."""
@@ -168,11 +174,11 @@ class BlockManager:
         """
         return match(self._state, read_query(tokens, namespace, public, extra))
 
-    def demand(self, seqs: Sequence[int], counts: Sequence[int] | Int64) -> int:
+    def demand(self, seqs: Sequence[SeqId], counts: Sequence[int] | Int64) -> int:
         """Blocks that `reserve(seqs, counts)` takes if it need not save copies."""
         return self._plan(seqs, counts).demand
 
-    def can_reserve(self, seqs: Sequence[int], counts: Sequence[int] | Int64) -> bool:
+    def can_reserve(self, seqs: Sequence[SeqId], counts: Sequence[int] | Int64) -> bool:
         """Whether `reserve(seqs, counts)` would succeed now."""
         plan = self._plan(seqs, counts)
         plan.fit(self.pool.num_available)
@@ -199,7 +205,7 @@ class BlockManager:
         """
         return self._open(read_query(tokens, namespace, public, extra))
 
-    def reserve(self, seqs: Sequence[int], counts: Sequence[int] | Int64) -> Reservation:
+    def reserve(self, seqs: Sequence[SeqId], counts: Sequence[int] | Int64) -> Reservation:
         """Makes room for `counts[i]` more tokens of each sequence; the write rule decides where.
 
             [0, n)              committed
@@ -220,7 +226,7 @@ class BlockManager:
         self._changed()
         return reservation
 
-    def commit(self, seqs: Sequence[int], tokens: Sequence[Tokens]) -> None:
+    def commit(self, seqs: Sequence[SeqId], tokens: Sequence[Tokens]) -> None:
         """Ends reservations: `tokens[i]` (j <= k of them) are in place.
 
             [n, n + j)      committed
@@ -250,7 +256,7 @@ class BlockManager:
                 publish_full(self._state, which[filled], firsts[filled], lasts[filled])
         self._changed()
 
-    def cancel(self, seqs: Sequence[int]) -> None:
+    def cancel(self, seqs: Sequence[SeqId]) -> None:
         """Ends reservations as if they had not been: tables and counts are as before `reserve`.
 
         Names withdrawn and blocks evicted for it do not come back.
@@ -264,7 +270,7 @@ class BlockManager:
         cancel(self._state, which)
         self._changed()
 
-    def fork(self, seq: int, n: int = 1) -> tuple[SeqId, ...]:
+    def fork(self, seq: SeqId, n: int = 1) -> tuple[SeqId, ...]:
         """n more sequences with the same blocks, the partly filled tail included.
 
         OutOfSequences when rows are short; ValueError for n < 0 or an open reservation.
@@ -289,7 +295,7 @@ class BlockManager:
         self._changed()
         return tuple(rows.seq(child) for child in new)
 
-    def truncate(self, seq: int, n: int) -> None:
+    def truncate(self, seq: SeqId, n: int) -> None:
         """Forgets all but the first n tokens; cancels an open reservation first.
 
             [0, n)  kept, public part at most n
@@ -309,7 +315,7 @@ class BlockManager:
         self.table.public[row] = min(int(self.table.public[row]), n)
         self._changed()
 
-    def close(self, seq: int) -> None:
+    def close(self, seq: SeqId) -> None:
         """Ends a sequence: cancels an open reservation, releases its blocks, tail first.
 
         A partly filled tail that nobody else holds is published with the committed extent, if its
@@ -343,22 +349,16 @@ class BlockManager:
         )
         self._changed()
 
-    def lease(self, blocks: Sequence[int] | Int32) -> Lease:
+    def lease(self, blocks: Sequence[BlockId] | Int32) -> Lease:
         """Keeps blocks from being reused, whoever closes meanwhile, until the lease is released.
 
         A block that nobody holds is draining while leased. ValueError for a free or repeated block.
         """
         ids = self._block_ids(blocks)
-        free = ids[self.pool.is_free(ids)]
-        if len(free):
-            raise ValueError(f"block {free[0]} is free: it has no content to lease")
-        if len(np.unique(ids)) != len(ids):
-            raise ValueError(f"a block is named twice in the lease {ids.tolist()}")
-        ids.flags.writeable = False  # the caller sees it as `Lease.blocks`
+        start_lease(self._state, ids)
         lease = Lease(self.next_lease, ids, self.end_lease)
         self.next_lease += 1
         self.leases[lease.id] = ids
-        self.pool.lease(ids)
         self._changed()
         return lease
 
@@ -366,11 +366,7 @@ class BlockManager:
         """Ends a lease by its id (`Lease.release` does; by id after `restore`)."""
         if lease_id not in self.leases:
             raise KeyError(f"lease {lease_id} is not open")
-        ids = self.leases.pop(lease_id)
-        self.pool.end_lease(ids)
-        # The caller's order may put a head before its tail, and an ancestor may have been parked
-        # while the tail was still leased: eviction must find leaves first.
-        self.pool.refresh(self.index.lineage(ids[self.pool.is_cached(ids)].tolist()))
+        stop_lease(self._state, self.leases.pop(lease_id))
         self._changed()
 
     # ---- state --------------------------------------------------------------------------------
@@ -392,7 +388,7 @@ class BlockManager:
         """Equal for states that behave alike, whatever their ids."""
         return state_key(self)
 
-    def export_sequence(self, seq: int) -> bytes:
+    def export_sequence(self, seq: SeqId) -> bytes:
         """A sequence's tokens, block ids and naming facts (no K/V), for `import_sequence`."""
         row = self._row(seq)
         if self.table.reserved[row] != NO_RESERVATION:
@@ -421,17 +417,17 @@ class BlockManager:
         self._changed()
         return self.table.seq(row)
 
-    def _row(self, seq: int) -> int:
+    def _row(self, seq: SeqId) -> int:
         return int(self.table.find([seq])[0])
 
-    def _block_ids(self, blocks: Sequence[int] | Int32) -> Int32:
+    def _block_ids(self, blocks: Sequence[BlockId] | Int32) -> Int32:
         ids = int_array(blocks, "block ids")
         bad = ids[(ids < 1) | (ids > self.num_blocks)]
         if len(bad):
             raise ValueError(f"block {bad[0]} is not one of 1..{self.num_blocks}")
         return ids.astype(np.int32)
 
-    def _plan(self, seqs: Sequence[int], counts: Sequence[int] | Int64) -> WritePlan:
+    def _plan(self, seqs: Sequence[SeqId], counts: Sequence[int] | Int64) -> WritePlan:
         which = self.table.find(seqs)
         return plan_writes(self.pool, self.table, which, read_counts(self.table, which, counts))
 

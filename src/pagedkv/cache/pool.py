@@ -135,13 +135,18 @@ class Pool:
         """The free blocks, next to be allocated last. A view."""
         return self._free[: self.num_free]
 
-    def load(self, free_stack: Int32, order: Int32, num_draining: int) -> None:
-        """Takes over a saved state; counts, leases and extents are set by the caller."""
+    def load(
+        self, counts: Int32, leases: Int32, extents: Int32, free_stack: Int32, order: Int32
+    ) -> None:
+        """Takes over a saved state."""
+        self.counts[:] = counts
+        self.leases[:] = leases
+        self.extents[:] = extents
         self.num_free = len(free_stack)
         self._free[: self.num_free] = free_stack
         self.ring.append(order)
         self.num_cached = len(order)
-        self.num_draining = num_draining
+        self.num_draining = int(np.count_nonzero((counts == 0) & (leases > 0)))
 
     def _park(self, idle: Int32) -> None:
         """Sorts blocks that have just lost their last holder or lease into their new state."""

@@ -24,6 +24,8 @@ def pack(magic: bytes, facts: dict[str, Any], arrays: dict[str, _Array]) -> byte
 
 def unpack(magic: bytes, data: bytes) -> tuple[dict[str, Any], dict[str, _Array]]:
     """Inverse of `pack`. ValueError for another kind or version, truncated or damaged data."""
+    if not isinstance(data, bytes):
+        raise ValueError(f"a {magic!r} record is bytes, got {type(data).__name__}")
     if data[: len(magic)] != magic:
         raise ValueError(f"not a {magic!r} record: it begins with {data[: len(magic)]!r}")
     body = data[len(magic) + 4 :]

@@ -17,7 +17,7 @@ def read_counts(table: BlockTable, which: Int64, counts: Sequence[int] | Int64) 
     """Tokens to reserve for each row, int64 [n]. ValueError if a row cannot reserve them."""
     wanted = int_array(counts, "counts")
     if wanted.shape != which.shape:
-        raise ValueError(f"{len(counts)} counts for {len(which)} sequences")
+        raise ValueError(f"{len(wanted)} counts for {len(which)} sequences")
     if np.count_nonzero(wanted < 0):
         raise ValueError(f"cannot reserve {wanted[wanted < 0][0]} tokens: give at least 0")
     busy = table.reserved[which] != NO_RESERVATION

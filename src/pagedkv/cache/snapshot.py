@@ -74,18 +74,13 @@ def unpack_manager(cls: type[BlockManager], data: bytes) -> BlockManager:
     rows = arrays["rows"]
     for name in _ROW_ARRAYS:
         getattr(table, name)[rows] = arrays[name]
-    table.blocks[rows, : arrays["table"].shape[1]] = arrays["table"]
     for row, name in zip(rows.tolist(), facts["names"], strict=True):
         table.namespaces[row] = name_from_json(name)
         table.frames[row] = make_frames(*table.namespaces[row])
-    table.load_free(arrays["unused"].tolist(), facts["next_seq"])
+    table.load(rows, arrays["table"], arrays["unused"].tolist(), facts["next_seq"])
     table.clock = facts["clock"]
     m.contents[:] = arrays["contents"]
-    pool.counts[:] = arrays["counts"]
-    pool.leases[:] = arrays["lease_counts"]
-    pool.extents[:] = arrays["extents"]
-    draining = int(((pool.counts == 0) & (pool.leases > 0)).sum())
-    pool.load(arrays["free"], arrays["order"], draining)
+    pool.load(*(arrays[name] for name in ("counts", "lease_counts", "extents", "free", "order")))
     index.load(
         arrays["named"].tolist(),
         arrays["parents"].tolist(),

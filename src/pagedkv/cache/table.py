@@ -17,19 +17,17 @@ NO_RESERVATION = -1
 
 def int_array(values: Sequence[int] | npt.NDArray[np.integer], what: str) -> Int64:
     """Outside integers as int64 [n]; ValueError for anything else."""
-    if len(values) == 0:
-        return np.zeros(0, np.int64)
-    if not isinstance(values, np.ndarray):
-        try:
+    try:
+        if isinstance(values, np.ndarray):
+            if values.ndim == 1 and values.dtype.kind in "iu" and values.dtype != np.uint64:
+                return values.astype(np.int64, copy=False)
+        elif not isinstance(values, (str, bytes, bytearray)):
             # Twice as fast as numpy on a list, and it checks type and range on the way.
-            return np.frombuffer(array("q", values), np.int64)
-        except (TypeError, OverflowError):
-            raise ValueError(
-                f"{what} must be a flat list of integers, got {values!r:.200}"
-            ) from None
-    if values.ndim != 1 or values.dtype.kind != "i":
-        raise ValueError(f"{what} must be a flat array of integers, got {values!r:.200}")
-    return values.astype(np.int64, copy=False)
+            packed = array("q", values)
+            return np.frombuffer(packed, np.int64) if packed else np.zeros(0, np.int64)
+    except (TypeError, OverflowError):
+        pass
+    raise ValueError(f"{what} must be a flat list of integers, got {values!r:.200}")
 
 
 class BlockTable:
@@ -116,7 +114,7 @@ class BlockTable:
         return -(-int(self.lengths[row] + max(self.reserved[row], 0)) // self.block_size)
 
     def write(self, rows: Int64, at: Int64, blocks: Int32 | int) -> None:
-        """Sets entries (row, at). The only way to change one: it marks the rows as changed."""
+        """Sets entries (row, at) and marks the rows as changed. Nothing else sets one."""
         self.blocks[rows, at] = blocks
         self.clock += 1
         self.stamps[rows] = self.clock
@@ -137,14 +135,16 @@ class BlockTable:
         return by_age
 
     def unused_rows(self) -> list[int]:
+        """Rows that are not in use; the last is taken next."""
         return self._unused
 
     @property
     def next_serial(self) -> int:
         return self._next_serial
 
-    def load_free(self, unused: list[int], next_serial: int) -> None:
-        """Takes over a saved state; the arrays are set by the caller."""
+    def load(self, rows: Int64, blocks: Int32, unused: list[int], next_serial: int) -> None:
+        """Takes over saved entries; the other arrays are set by the caller."""
+        self.blocks[rows, : blocks.shape[1]] = blocks
         self._unused = unused
         self._next_serial = next_serial
 

@@ -97,8 +97,8 @@ def token_array(tokens: Tokens) -> Int32:
 
 def flatten_tokens(tokens: Sequence[Tokens], n: int) -> tuple[Int32, Int64]:
     """Ragged `tokens` of n rows as (flat int32 [sum j], counts int64 [n])."""
-    if len(tokens) != n:
-        raise ValueError(f"{len(tokens)} token lists for {n} sequences")
+    if not isinstance(tokens, (Sequence, np.ndarray)) or len(tokens) != n:
+        raise ValueError(f"{n} token lists are wanted, one a sequence, got {tokens!r:.200}")
     if isinstance(tokens, np.ndarray):
         if tokens.ndim != 2:
             raise ValueError(f"tokens must be a list of lists or [n, j], got {tokens.shape}")
@@ -116,7 +116,9 @@ def flatten_tokens(tokens: Sequence[Tokens], n: int) -> tuple[Int32, Int64]:
     return token_array(list(chain.from_iterable(tokens))), counts
 
 
-def _first_bad(tokens: Iterable[object]) -> object:
+def _first_bad(tokens: object) -> object:
+    if not isinstance(tokens, Iterable):
+        return tokens
     for token in tokens:
         if not hasattr(token, "__index__") or not _INT32.min <= int(token) <= _INT32.max:
             return token

@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 
+from pagedkv.cache import SeqId
 from pagedkv.errors import RequestError
 from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, Message, StepStats
 from pagedkv.scheduling.scheduler import Scheduler
@@ -119,7 +120,7 @@ class EngineCore:
             slots_reserved=len(sequences) * scheduler.config.max_model_len,
         )
 
-    def _slots_filled(self, sequences: list[int]) -> int:
+    def _slots_filled(self, sequences: list[SeqId]) -> int:
         """Committed tokens of the sequences, those in shared slots counted once."""
         manager = self.scheduler.manager
         csr = manager.tables(sequences).csr()

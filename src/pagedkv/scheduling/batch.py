@@ -9,7 +9,7 @@ from itertools import chain
 
 import numpy as np
 
-from pagedkv.cache import BlockManager
+from pagedkv.cache import BlockManager, SeqId
 from pagedkv.scheduling.ending import ending_tokens
 from pagedkv.scheduling.policies import fcfs
 from pagedkv.scheduling.request import Branch, Output, Request
@@ -89,7 +89,7 @@ def others_wait(request: Request, unstarted: AbstractSet[int]) -> bool:
     return len(unstarted) > (request.order in unstarted)
 
 
-def remaining(running: Sequence[Request]) -> tuple[list[int], list[int]]:
+def remaining(running: Sequence[Request]) -> tuple[list[SeqId], list[int]]:
     """Every running sequence, and how many of its known tokens are not computed yet."""
     branches = [branch for request in running for branch in request.branches]
     return [branch.seq for branch in branches], [b.known - b.computed for b in branches]

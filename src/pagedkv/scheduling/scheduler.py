@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 
-from pagedkv.cache import BlockManager
+from pagedkv.cache import BlockManager, SeqId
 from pagedkv.errors import ConfigError, PagedKVError, RequestError
 from pagedkv.scheduling.batch import Batch, Row, make_batch, others_wait, remaining, select_rows
 from pagedkv.scheduling.config import SchedulerConfig
@@ -175,7 +175,7 @@ class Scheduler:
         return SchedulerStats(len(self._running), len(self._waiting), self._num_preemptions)
 
     @property
-    def sequences(self) -> list[int]:
+    def sequences(self) -> list[SeqId]:
         """Ids of the open sequences, by request in order of arrival."""
         return [branch.seq for request in self._running for branch in request.branches]
 

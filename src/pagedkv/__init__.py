@@ -6,6 +6,7 @@ The engine's names are imported when they are first used, so `import pagedkv` ne
 from __future__ import annotations
 
 import importlib
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,14 +28,16 @@ __all__ = [
     "__version__",
 ]
 
-_HOME = {
-    "LLM": "pagedkv.engine.llm",
-    "LLMEngine": "pagedkv.engine.llm_engine",
-    "RequestOutput": "pagedkv.engine.output",
-    "CompletionOutput": "pagedkv.engine.output",
-    "SamplingParams": "pagedkv.scheduling.params",
-    "BlockManager": "pagedkv.cache",
-}
+_HOME = MappingProxyType(
+    {
+        "LLM": "pagedkv.engine.llm",
+        "LLMEngine": "pagedkv.engine.llm_engine",
+        "RequestOutput": "pagedkv.engine.output",
+        "CompletionOutput": "pagedkv.engine.output",
+        "SamplingParams": "pagedkv.scheduling.params",
+        "BlockManager": "pagedkv.cache",
+    }
+)
 
 
 def __getattr__(name: str) -> object:

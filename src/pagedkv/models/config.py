@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,23 +21,27 @@ from pagedkv.attention.interface import KVSpec
 from pagedkv.errors import ModelError
 from pagedkv.models.config_keys import HARMLESS, IMPLEMENTED, NEUTRAL, NEUTRAL_FOR
 
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
+ARCHITECTURES = MappingProxyType(
+    {
+        "llama": "LlamaForCausalLM",
+        "mistral": "MistralForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+    }
+)
 DEFAULT_ROPE_THETA = 10000.0  # of all four families when the config names none
 # What transformers' MistralConfig assumes when the key is absent (null means: no window).
 MISTRAL_DEFAULT_WINDOW = 4096
 QWEN3_DEFAULT_HEAD_DIM = 128
-ROPE_KEYS: dict[str, frozenset[str]] = {
-    "default": frozenset(),
-    "linear": frozenset({"factor"}),
-    "llama3": frozenset(
-        {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
-    ),
-}
+ROPE_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "default": frozenset(),
+        "linear": frozenset({"factor"}),
+        "llama3": frozenset(
+            {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+        ),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

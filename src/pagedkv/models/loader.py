@@ -18,7 +18,7 @@ from pagedkv.models.tokenizer import load_tokenizer
 from pagedkv.models.weights import load_weights
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -79,7 +79,7 @@ def _download(hub_id: str) -> Path:
     import huggingface_hub  # only here: most runs are local
 
     try:
-        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=HUB_FILES))
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(HUB_FILES)))
     except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
         raise ModelError(
             f"model {hub_id!r} is no local folder and cannot be downloaded: {error}"

@@ -1,8 +1,8 @@
 """Attention by copying K/V out of the blocks into contiguous scratch, then torch's SDPA.
 
 The baseline that a kernel which walks the table is measured against. It is kept honest: scratch
-is allocated in `plan` only, grouped heads are views (never expanded in memory), and all decode
-rows of a step are one call.
+is allocated in `plan` only, grouped heads are views (never expanded in memory), and decode rows of
+like length are one call.
 """
 
 from __future__ import annotations
@@ -62,8 +62,11 @@ class GatherBackend:
             for row in np.flatnonzero(batch.query_lens > 1)
         ]
         decodes = np.flatnonzero(batch.query_lens == 1)
-        if len(decodes):
-            calls.append(self._plan_decodes(batch, decodes, starts[decodes]))
+        # Rows of like length share a call, so that less than half of what it gathers is padding.
+        doublings = np.frexp(batch.context_lens[decodes])[1]
+        for doubling in np.unique(doublings):
+            rows = decodes[doublings == doubling]
+            calls.append(self._plan_decodes(batch, rows, starts[rows]))
         width = self.spec.num_kv_heads * self.spec.head_dim
         needed = max((len(call.index) for call in calls), default=0) * width
         if needed > self._scratch.shape[1]:

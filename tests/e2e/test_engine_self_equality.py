@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from engine_draws import recording_draws
+from tiny_models import VOCAB, save_tiny
 
-import pagedkv.engine.executor
 from pagedkv import LLM, SamplingParams
 
-VOCAB = 61
 Logits = dict[tuple[int, int], bytes]
 Run = Callable[..., Logits]
 PROMPTS = [
@@ -32,30 +31,14 @@ SHARED = [
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random llama whose attention decides its logits, as a local folder."""
+    """A tiny model of which the parity tests show that attention decides its logits."""
     folder = tmp_path_factory.mktemp("tiny")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=48,
-        intermediate_size=72,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=128,
-        eos_token_id=None,
-    )
-    tiny = LlamaForCausalLM(config)
-    for name, weight in tiny.named_parameters():
-        if "norm" not in name:
-            torch.nn.init.normal_(weight, std=0.35)
-    tiny.save_pretrained(folder)
+    save_tiny("llama", folder)
     return folder
 
 
 @pytest.fixture
-def run(model: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(model: Path) -> Run:
     """Runs prompts (seed 100 i for prompt i) and returns the logits of every draw."""
 
     def go(
@@ -70,20 +53,11 @@ def run(model: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     ) -> Logits:
         settings = {"num_blocks": 200, "max_num_batched_tokens": 64, **settings}
         llm = LLM(model, deterministic=True, attention_backend="native", **settings)
-        engine, seen = llm.engine, {}
+        engine = llm.engine
         seeds = seeds or [100 * i for i in range(len(prompts))]
-        draw_all = pagedkv.engine.executor.draw_all
-
-        def record(logits, rows, samples):
-            for row, sample in zip(rows, samples, strict=True):
-                bits = logits[row].numpy().tobytes()
-                assert seen.setdefault((sample.key, sample.position), bits) == bits
-            return draw_all(logits, rows, samples)
-
         if warm:
             llm.generate([{"prompt_token_ids": p} for p in warm], SamplingParams(max_tokens=3))
-        with monkeypatch.context() as patch:
-            patch.setattr(pagedkv.engine.executor, "draw_all", record)
+        with recording_draws() as draws:
             for i in order if order is not None else range(len(prompts)):
                 params = SamplingParams(
                     n=n, temperature=0.8, seed=seeds[i], max_tokens=max_tokens, ignore_eos=True
@@ -95,7 +69,10 @@ def run(model: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
                     before_step(llm, steps)
                 engine.step()
                 steps += 1
-        assert engine.block_manager.num_held_blocks == 0
+        seen: Logits = {}
+        for draw in draws:
+            bits = draw.logits.numpy().tobytes()
+            assert seen.setdefault((draw.key, draw.position), bits) == bits
         return seen
 
     return go

@@ -1,4 +1,4 @@
-"""Greedy text of the whole engine against transformers' own `generate`, float32.
+"""The whole engine against transformers, float32: raw logits of every draw, and greedy tokens.
 
 Tokens are equal except where the reference's best two logits are closer than the tolerance; such
 ties are counted.
@@ -6,21 +6,18 @@ ties are counted.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 import torch
+from engine_draws import Ties, compare_generated, generate
+from tiny_models import TINY, VOCAB, save_tiny
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from pagedkv import LLM, SamplingParams
+from pagedkv import LLM
 from pagedkv.models.embedded import embedded_folder
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "parity"))
-from tiny_models import TINY, VOCAB, save_tiny
-
-TOLERANCE = 1e-3
 pytestmark = pytest.mark.parity
 
 SMOLLM2_PROMPTS = [
@@ -30,70 +27,77 @@ SMOLLM2_PROMPTS = [
     "A binary search tree is a data structure in which",
     "In 1969, the first humans landed on",
 ]
+# Block size and a token budget that it does not divide.
+SIZES = [(1, 7), (3, 10), (16, 37)]
 
-
-class Ties:
-    """Counts draws, and those where the reference itself was undecided."""
-
-    def __init__(self) -> None:
-        self.draws = self.ties = 0
-
-    def compare(self, reference: PreTrainedModel, prompt: list[int], output: list[int]) -> None:
-        """Each of our tokens must be the reference's choice after our own prefix."""
-        ids = torch.tensor([prompt + output])
-        with torch.inference_mode():
-            logits = reference(ids).logits[0, len(prompt) - 1 : -1]
-        best = logits.max(dim=-1).values
-        ours = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
-        behind = (best - ours).tolist()
-        self.draws += len(output)
-        self.ties += sum(0 < gap < TOLERANCE for gap in behind)
-        wrong = [i for i, gap in enumerate(behind) if gap >= TOLERANCE]
-        assert not wrong, f"token {wrong[0]} of prompt {prompt[:8]}... is {behind[wrong[0]]} behind"
-
-    def finish(self) -> None:
-        assert self.draws and self.ties * 500 <= self.draws, f"{self.ties} ties in {self.draws}"
+Tiny = Callable[[str], tuple[Path, PreTrainedModel]]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """Makes a tiny model of a family, once: its folder and transformers' own."""
+    folder = tmp_path_factory.mktemp("models")
+    made: dict[str, tuple[Path, PreTrainedModel]] = {}
+
+    def get(name: str) -> tuple[Path, PreTrainedModel]:
+        if name not in made:
+            made[name] = folder / name, save_tiny(name, folder / name)
+        return made[name]
+
+    return get
 
 
-def prompts_of(lengths: Iterator[int] | list[int] | range) -> list[list[int]]:
+def prompts_of(lengths: Iterable[int]) -> list[list[int]]:
+    """Prompts that share nothing: each has another first token."""
     return [[(5 * i * i + 7 * n + i) % VOCAB for i in range(n)] for n in lengths]
 
 
-def generate(llm: LLM, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params)
-    return [list(output.outputs[0].token_ids) for output in outputs]
+@pytest.mark.parametrize("name", sorted(TINY))
+@pytest.mark.parametrize(("block_size", "budget"), SIZES)
+def test_tiny_models(name: str, block_size: int, budget: int, tiny: Tiny) -> None:
+    """All prompt lengths 1..4B + 1 in one batch, twice: cold, then found whole."""
+    folder, reference = tiny(name)
+    llm = LLM(folder, block_size=block_size, num_blocks=900, max_num_batched_tokens=budget)
+    prompts = prompts_of(range(1, 4 * block_size + 2))
+    ties = Ties()
+    for cached in (lambda n: 0, lambda n: n - 1):
+        runs = generate(llm, prompts, 6)
+        assert [r.num_cached_tokens for r in runs] == [cached(len(p)) for p in prompts]
+        compare_generated(reference, runs, ties)
+    ties.finish()
 
 
 @pytest.mark.parametrize("name", sorted(TINY))
-@pytest.mark.parametrize(("block_size", "budget"), [(1, 7), (3, 10), (16, 37)])
-def test_tiny_models(name: str, block_size: int, budget: int, folder: Path) -> None:
-    """All prompt lengths 1..4B + 1 in one batch, twice: cold, then with prefix hits."""
-    target = folder / name
-    reference = save_tiny(name, target)
-    llm = LLM(target, block_size=block_size, num_blocks=900, max_num_batched_tokens=budget)
-    prompts = prompts_of(range(1, 4 * block_size + 2))
+@pytest.mark.parametrize(("block_size", "budget"), SIZES)
+def test_prefix_hits_of_every_length(name: str, block_size: int, budget: int, tiny: Tiny) -> None:
+    """Prompts leave a known one after 0, 1, ... all of its tokens: inside blocks and at borders.
+
+    The first finds nothing, the last finds the whole of the known prompt, one repeats it.
+    """
+    folder, reference = tiny(name)
+    llm = LLM(folder, block_size=block_size, num_blocks=900, max_num_batched_tokens=budget)
+    (known,) = prompts_of([2 * block_size + 2])
     ties = Ties()
-    for _ in range(2):
-        for prompt, output in zip(prompts, generate(llm, prompts, 6), strict=True):
-            ties.compare(reference, prompt, output)
+    first = generate(llm, [known], 3)
+    compare_generated(reference, first, ties)
+    continued = known + first[0].output
+    prompts = [
+        [*known[:cut], (continued[cut] + 1) % VOCAB, *((cut + 3 * i) % VOCAB for i in range(4))]
+        for cut in range(len(known) + 1)
+    ]
+    runs = generate(llm, [*prompts, known], 4)
+    cuts = [*range(len(known) + 1), len(known) - 1]
+    assert [run.num_cached_tokens for run in runs] == cuts
+    compare_generated(reference, runs, ties)
     ties.finish()
 
 
 @pytest.mark.parametrize("backend", ["native", "gather", "reference"])
-def test_every_backend(backend: str, folder: Path) -> None:
-    target = folder / f"llama-{backend}"
-    reference = save_tiny("llama", target)
-    llm = LLM(target, num_blocks=100, block_size=5, attention_backend=backend)
+def test_every_backend(backend: str, tiny: Tiny) -> None:
+    folder, reference = tiny("llama")
+    llm = LLM(folder, num_blocks=100, block_size=5, attention_backend=backend)
     ties = Ties()
-    prompts = prompts_of([1, 4, 5, 6, 31])
-    for prompt, output in zip(prompts, generate(llm, prompts, 12), strict=True):
-        ties.compare(reference, prompt, output)
+    compare_generated(reference, generate(llm, prompts_of([1, 4, 5, 6, 31]), 12), ties)
     ties.finish()
 
 
@@ -101,8 +105,6 @@ def test_smollm2_writes_what_transformers_writes() -> None:
     source = embedded_folder(torch.float32)
     reference = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
     llm = LLM("smollm2-135m-instruct", dtype="float32", num_blocks=200)
-    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     ties = Ties()
-    for output in llm.generate(SMOLLM2_PROMPTS, params):
-        ties.compare(reference, list(output.prompt_token_ids), list(output.outputs[0].token_ids))
+    compare_generated(reference, generate(llm, SMOLLM2_PROMPTS, 24), ties)
     ties.finish()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import pickle
 import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 
 from pagedkv.cache import BlockManager
@@ -13,9 +16,10 @@ from pagedkv.engine.core import EngineCore
 from pagedkv.engine.toy import ToyExecutor
 from pagedkv.errors import RequestError
 from pagedkv.scheduling.config import SchedulerConfig
-from pagedkv.scheduling.messages import Abort, Add, Delta, Drain
+from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, StepStats
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.scheduler import Scheduler
+from pagedkv.scheduling.step import Result, Step, Ticket
 
 
 def make_core(executor: ToyExecutor | None = None, num_blocks: int = 32) -> EngineCore:
@@ -127,10 +131,71 @@ def test_stats_count_shared_slots_once():
     _, stats = core.step(5.0)
     assert (stats.step, stats.now, stats.num_tokens) == (0, 5.0, 10)
     assert (stats.blocks_held, stats.blocks_free, stats.blocks_cached) == (3, 29, 0)
-    assert (stats.slots_filled, stats.slots_reserved) == (10, 3 * 64)
+    assert (stats.blocks_peak, stats.slots_filled, stats.slots_reserved) == (3, 10, 3 * 64)
     _, stats = core.step(6.0)
     assert (stats.num_tokens, stats.blocks_held, stats.slots_filled) == (3, 5, 8 + 3 * 3)
     run(core)
+
+
+def test_waste_counts_while_the_only_step_runs():
+    """Taken after the step, when all have ended, it would be 0 %."""
+    core = make_core()
+    for i in range(3):
+        core.send(add(str(i), prompt=(i + 1,) * 5, max_tokens=1))
+    _, stats = core.step(0.0)
+    assert not core.has_unfinished()
+    assert (stats.blocks_held, stats.blocks_peak, stats.slots_filled) == (0, 6, 15)
+    assert stats.slots_reserved == 3 * 64
+
+
+@pytest.mark.parametrize("cls", [Add, Abort, Drain, Step, Result, Delta, StepStats])
+def test_lost_field_every_value_of_the_loop_survives_another_process(cls):
+    """All that crosses the loop's border is plain values: pickled and read back they are equal."""
+    seen: list[object] = []
+
+    class Watched(ToyExecutor):
+        def submit(self, step: Step) -> Ticket:
+            seen.append(step)
+            return super().submit(pickle.loads(pickle.dumps(step)))
+
+        def collect(self, ticket: Ticket) -> Result:
+            result = super().collect(ticket)
+            seen.append(result)
+            return pickle.loads(pickle.dumps(result))
+
+    core = make_core(Watched(32, 4))
+    messages = [
+        add("a", n=2, temperature=1.0, logprobs=2, prompt_logprobs=1, presence_penalty=0.5),
+        add("b", logit_bias={3: 1.5}, stop=["x"], stop_token_ids=[7], min_tokens=2),
+        Abort("b", 0, "stop"),
+        Drain(),
+    ]
+    for message in messages:
+        seen.append(message)
+        core.send(pickle.loads(pickle.dumps(message)))
+    while core.has_unfinished():
+        deltas, stats = core.step(0.0)
+        seen += [*deltas, stats]
+    values = [value for value in seen if isinstance(value, cls)]
+    assert values
+    for value in values:
+        assert_equal(value, pickle.loads(pickle.dumps(value)))
+
+
+def assert_equal(a: object, b: object) -> None:
+    """Field by field; arrays by dtype and content."""
+    assert type(a) is type(b)
+    if dataclasses.is_dataclass(a):
+        for field in dataclasses.fields(a):
+            assert_equal(getattr(a, field.name), getattr(b, field.name))
+    elif isinstance(a, np.ndarray):
+        assert a.dtype == b.dtype and np.array_equal(a, b)
+    elif isinstance(a, tuple):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            assert_equal(x, y)
+    else:
+        assert a == b
 
 
 def test_messages_from_many_threads():

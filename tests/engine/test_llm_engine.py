@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from tiny_llm import EOS, VOCAB, run, toy_engine
 
+from pagedkv.cache import InvariantError
 from pagedkv.engine.toy import ToyExecutor
 from pagedkv.errors import RequestError
 from pagedkv.scheduling.params import SamplingParams
+from pagedkv.scheduling.step import Result, Ticket
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
 
@@ -281,6 +283,62 @@ def test_without_a_tokenizer_ids_work_and_text_does_not() -> None:
         engine.add_request("b", "text", GREEDY)
     with pytest.raises(RequestError, match="stop strings"):
         engine.add_request("c", {"prompt_token_ids": [5]}, SamplingParams(stop="x", max_tokens=2))
+
+
+class Failing(ToyExecutor):
+    """Raises at its second step."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(64, 4, vocab_size=VOCAB)
+        self.error = error
+
+    def collect(self, ticket: Ticket) -> Result:
+        if ticket == 1:
+            raise self.error
+        return super().collect(ticket)
+
+
+def test_lost_output_an_interrupted_step_is_reported_by_the_next() -> None:
+    engine = toy_engine(executor=Failing(KeyboardInterrupt()))
+    engine.add_request("a", "hello", GREEDY)
+    engine.step()
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert engine.has_unfinished_requests()
+    (output,) = engine.step()
+    assert output.finished and output.outputs[0].finish_reason == "error"
+    assert "interrupted" in (output.outputs[0].error or "")
+    assert not engine.has_unfinished_requests()
+    engine.add_request("a", "hello", GREEDY)  # the id is free again
+    assert run(engine)["a"].outputs[0].token_ids == solo("hello")
+
+
+def test_lost_output_a_damaged_pool_raises_and_the_ends_are_reported_after_it() -> None:
+    engine = toy_engine(executor=Failing(RuntimeError("x")))
+    engine.add_request("a", "hello", GREEDY)
+    engine.step()
+    pool = engine.block_manager.pool
+    pool.num_free -= 1
+    with pytest.raises(InvariantError):
+        engine.step()
+    pool.num_free += 1
+    assert engine.has_unfinished_requests()
+    assert run(engine)["a"].outputs[0].finish_reason == "error"
+
+
+def test_dead_engine_tenant_and_arrival_are_checked_before_they_enter() -> None:
+    engine = toy_engine()
+    for fields in (
+        {"tenant": "\ud800"},
+        {"arrival_time": "x"},
+        {"arrival_time": float("nan")},
+        {"priority": 0.5},
+    ):
+        with pytest.raises(RequestError, match=next(iter(fields)).split("_")[0]):
+            engine.add_request("bad", "hello", GREEDY, **fields)  # type: ignore[arg-type]
+    assert not engine.has_unfinished_requests()
+    engine.add_request("a", "hello", GREEDY, tenant="t", arrival_time=3, priority=-7)
+    assert run(engine)["a"].outputs[0].token_ids == solo("hello")
 
 
 def test_cancel_takes_effect_at_once_and_reports_nothing() -> None:

@@ -20,15 +20,33 @@ from pagedkv.scheduling.step import Executor, Step, Ticket
 VOCAB = 50
 
 
-class Recorder:
-    """Passes steps on and keeps them."""
+def slots_in_use(manager: BlockManager, seqs: Iterable[int], copies: np.ndarray) -> int:
+    """Slots with a token in held blocks, block by block from the tables."""
+    filled: dict[int, int] = {}
+    for seq in seqs:
+        left = int(manager.tables([seq]).lengths[0])
+        for block in manager.block_table(seq).tolist():
+            filled[block] = max(filled.get(block, 0), min(left, manager.block_size))
+            left -= manager.block_size
+    for source, _, count in copies.tolist():
+        filled[source] = max(filled.get(source, 0), count)
+    assert len(filled) == manager.num_held_blocks
+    return sum(filled.values())
 
-    def __init__(self, executor: Executor) -> None:
-        self.executor = executor
+
+class Recorder:
+    """Passes steps on and keeps them, with the blocks and slots in use while each runs."""
+
+    def __init__(self, executor: Executor, scheduler: Scheduler) -> None:
+        self.executor, self.scheduler = executor, scheduler
         self.steps: list[Step] = []
+        self.in_use: list[tuple[int, int]] = []
 
     def submit(self, step: Step) -> Ticket:
         self.steps.append(step)
+        manager = self.scheduler.manager
+        slots = slots_in_use(manager, self.scheduler.sequences, step.copies)
+        self.in_use.append((manager.num_held_blocks, slots))
         return self.executor.submit(step)
 
     def collect(self, ticket: Ticket):
@@ -56,7 +74,7 @@ class Run:
         config = SchedulerConfig(max_num_seqs, budget, max_model_len, eos, VOCAB)
         self.scheduler = Scheduler(self.manager, config)
         self.toy = executor or ToyExecutor(num_blocks, block_size, VOCAB)
-        self.recorder = Recorder(self.toy)
+        self.recorder = Recorder(self.toy, self.scheduler)
         self.core = EngineCore(self.scheduler, self.recorder)
         self.errors_ok = errors_ok
         self.deltas: list[Delta] = []
@@ -94,6 +112,7 @@ class Run:
         deltas, stats = self.core.step(0.0)
         if stats is not None:
             self.stats.append(stats)
+            assert (stats.blocks_peak, stats.slots_filled) == self.recorder.in_use[-1]
         self.record(deltas)
         self.check()
         return deltas
@@ -147,7 +166,7 @@ class Run:
         assert (stats.num_running, stats.num_waiting) == (0, 0)
         assert self.manager.num_held_blocks == 0
         assert self.manager.num_open_sequences == 0
-        assert not self.scheduler._unstarted and not self.core._ids
+        assert not self.scheduler._awaiting_first_token and not self.core._ids
 
     def reason(self, name: str, sample: int = 0) -> str | None:
         return self.ends[name, sample].finish_reason

@@ -401,6 +401,26 @@ def test_deadlock_more_samples_than_sequences():
     assert all(run.reason("b", i) == "length" for i in range(4))
 
 
+@pytest.mark.parametrize("budget", [1, 2, 3])
+def test_starvation_every_running_decode_gets_its_token_in_every_step(budget):
+    """A step whose budget was smaller than the batch left the last decodes standing."""
+    run = Run(budget=budget)
+    for i in range(5):
+        run.add(str(i), [i + 1, 2], max_tokens=6)
+    run.add("refused", [1], n=budget + 1)
+    run.errors_ok = True
+    started: set[str] = set()
+    while run.core.has_unfinished():
+        deltas = run.step()
+        running = started - {name for name, _ in run.ends}
+        assert running <= {d.request_id for d in deltas}
+        started |= {d.request_id for d in deltas if d.token_ids}
+        assert len(run.steps[-1].seqs) <= budget
+    assert f"the {budget} sequences that run at once" in run.ends["refused", 0].error
+    for i in range(5):
+        assert run.tokens[str(i), 0] == solo([i + 1, 2], max_tokens=6)
+
+
 def test_starvation_no_room_for_a_batch_shrinks_nothing():
     """llama.cpp#14097, #4185, #6603, #23652: an error for all, and less room after each round."""
     run = Run(num_blocks=5, block_size=4, max_num_seqs=4, prefix_caching=False)

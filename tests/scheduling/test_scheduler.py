@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from harness import VOCAB, Run, solo
@@ -10,7 +13,7 @@ from pagedkv.cache import BlockManager
 from pagedkv.engine.toy import ToyExecutor
 from pagedkv.errors import ConfigError, PagedKVError, RequestError
 from pagedkv.scheduling.config import SchedulerConfig
-from pagedkv.scheduling.messages import Add
+from pagedkv.scheduling.messages import Abort, Add
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.scheduler import Scheduler
 from pagedkv.scheduling.step import Result
@@ -167,8 +170,9 @@ def test_a_stop_token_is_reported():
         ([1, 2**40], {}, f"token id {2**40}"),
         ([1, 2**70], {}, "int token ids"),
         ([1, 0.5], {}, "int token ids"),
-        ([1], {"stop_token_ids": [VOCAB]}, f"token id {VOCAB}"),
-        ([1], {"logit_bias": {VOCAB: 1.0}}, f"token id {VOCAB}"),
+        ([1], {"stop_token_ids": [VOCAB]}, f"stop_token_ids has token id {VOCAB}"),
+        ([1], {"logit_bias": {VOCAB: 1.0}}, f"logit_bias has token id {VOCAB}"),
+        (([1], [2, 3]), {}, "int token ids"),
     ],
 )
 def test_a_request_that_can_never_run_is_refused_with_numbers(prompt, params, words):
@@ -182,6 +186,54 @@ def test_a_request_that_can_never_run_is_refused_with_numbers(prompt, params, wo
     assert all(d.finish_reason == "error" and words in d.error for d in deltas)
     assert run.manager.snapshot() == before
     assert len(run.scheduler) == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tenant": "\ud800"},
+        {"tenant": 5},
+        {"arrival": "x"},
+        {"arrival": math.nan},
+        {"arrival": math.inf},
+        {"arrival": 10**400},
+        {"arrival": None},
+        {"arrival": True},
+        {"priority": "high"},
+        {"priority": 1.5},
+        {"seed": None},
+    ],
+    ids=str,
+)
+def test_dead_engine_a_bad_field_ends_its_own_request_only(fields):
+    """It would raise where requests are compared, hashed or encoded, in every later step."""
+    run = Run(errors_ok=True)
+    run.add("before", [1, 2, 3], max_tokens=4)
+    good = Add("bad", (1, 2, 3), SamplingParams(), 0.0, 0)
+    run.core.send(replace(good, **fields))
+    run.add("after", [1, 2, 3], max_tokens=4)
+    run.finish()
+    assert run.reason("bad") == "error" and next(iter(fields)) in run.ends["bad", 0].error
+    assert run.tokens["before", 0] == run.tokens["after", 0] == solo([1, 2, 3], max_tokens=4)
+
+
+def test_dead_engine_a_request_that_cannot_be_read_ends_alone():
+    run = Run(errors_ok=True)
+    run.core.send(Add("bad", (1, 2, 3), None, 0.0, 0))
+    run.add("good", [1, 2, 3], max_tokens=4)
+    run.finish()
+    assert "cannot be read" in run.ends["bad", 0].error
+    assert run.tokens["good", 0] == solo([1, 2, 3], max_tokens=4)
+
+
+@pytest.mark.parametrize(
+    "message", [None, "abort", Abort(5), Add([], (1,), SamplingParams(), 0, 0)]
+)
+def test_dead_engine_what_is_no_message_is_refused_at_once(message):
+    run = Run()
+    with pytest.raises(RequestError):
+        run.core.send(message)
+    assert not run.core.has_unfinished()
 
 
 def test_draining_finishes_what_is_there_and_refuses_the_rest():
@@ -206,15 +258,13 @@ def test_misuse_is_refused():
     run = Run()
     with pytest.raises(PagedKVError, match="no step is in flight"):
         run.scheduler.fail("x", 0.0)
-    run.add("a", [1, 2], max_tokens=1)
-    run.core._apply_messages()
+    run.scheduler.add(Add("a", (1, 2), SamplingParams(max_tokens=1), 0.0, 0))
     with pytest.raises(RequestError, match="in use"):
         run.scheduler.add(Add("a", (1,), SamplingParams(), 0.0, 0))
     step = run.scheduler.plan(0.0)
     with pytest.raises(PagedKVError, match="step 0 is in flight"):
         run.scheduler.plan(0.0)
     run.record(run.scheduler.commit(run.toy.collect(run.toy.submit(step)), 0.0))
-    run.core._forget_ended(run.deltas)
     run.check_idle()
 
 
@@ -274,24 +324,38 @@ class Lying(ToyExecutor):
         return self.change(result) if ticket == self.at else result
 
 
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
 def changed(result: Result, **fields) -> Result:
     names = ("tokens", "indptr", "parents", "logprobs", "prompt_logprobs", "errors", "duration")
     return Result(**{name: fields.get(name, getattr(result, name)) for name in names})
 
 
-def test_a_row_error_ends_its_request_and_no_other():
+def test_foreign_error_a_bad_row_ends_its_own_sample_only():
     run = Run(executor=Lying(2, lambda r: changed(r, errors={0: "bad row"})), errors_ok=True)
     run.add("a", [1, 2], n=2, temperature=1.0, max_tokens=5)
     run.add("b", [3, 4], max_tokens=5)
     run.finish()
+    assert run.ends["a", 0].error == "bad row" and len(run.tokens["a", 0]) == 2
+    assert run.reason("a", 1) == "length"
+    assert run.tokens["a", 1] == solo([1, 2], seed=1, temperature=1.0, max_tokens=5)
+    assert run.tokens["b", 0] == solo([3, 4], max_tokens=5)
+
+
+def test_foreign_error_a_bad_prompt_row_ends_all_samples_on_it():
+    run = Run(executor=Lying(0, lambda r: changed(r, errors={0: "bad row"})), errors_ok=True)
+    run.add("a", [1, 2], n=2, temperature=1.0, max_tokens=5)
+    run.add("b", [3, 4], max_tokens=5)
+    run.finish()
     assert [run.ends["a", i].error for i in (0, 1)] == ["bad row"] * 2
-    assert len(run.tokens["a", 0]) == 2
     assert run.tokens["b", 0] == solo([3, 4], max_tokens=5)
 
 
 def test_a_row_without_its_token_is_an_error_of_the_row():
     empty = np.zeros(0, np.int32)
-    lying = Lying(1, lambda r: changed(r, tokens=empty, indptr=np.zeros(2, np.int32)))
+    lying = Lying(1, lambda r: changed(r, tokens=empty, indptr=ints(0, 0), logprobs=()))
     run = Run(executor=lying, errors_ok=True)
     run.add("a", [1, 2], max_tokens=5)
     run.finish()
@@ -300,14 +364,35 @@ def test_a_row_without_its_token_is_an_error_of_the_row():
 
 @pytest.mark.parametrize(
     "fields",
-    [{"indptr": np.zeros(1, np.int32)}, {"prompt_logprobs": ((),)}, {"errors": {7: "x"}}],
+    [
+        {"indptr": np.zeros(1, np.int32)},
+        {"indptr": ints(0, 3)},
+        {"indptr": ints(1, 1)},
+        {"indptr": ints(2, 1)},
+        {"indptr": np.array([0.0, 1.0])},
+        {"indptr": [0, 1]},
+        {"tokens": ints(VOCAB)},
+        {"tokens": ints(-1)},
+        {"tokens": np.array([1.5])},
+        {"tokens": [1]},
+        {"tokens": None},
+        {"logprobs": ()},
+        {"logprobs": (None,)},
+        {"logprobs": (None, None)},
+        {"parents": ints(1)},
+        {"parents": ints()},
+        {"prompt_logprobs": ((),)},
+        {"errors": {7: "x"}},
+    ],
+    ids=str,
 )
-def test_a_result_that_does_not_fit_fails_the_step(fields):
+def test_misfit_result_fails_the_step_and_the_engine_goes_on(fields):
     run = Run(executor=Lying(1, lambda r: changed(r, **fields)), errors_ok=True)
-    run.add("a", [1, 2], max_tokens=5)
+    run.add("a", [1, 2], max_tokens=5, logprobs=1)
     run.step()
     run.step()
     assert run.reason("a") == "error"
+    assert "the executor" in run.ends["a", 0].error
     run.add("b", [3, 4], max_tokens=5)
     run.finish()
     assert run.tokens["b", 0] == solo([3, 4], max_tokens=5)
@@ -318,9 +403,7 @@ def test_a_result_of_several_tokens_a_sample_is_taken_up_to_its_end():
     known = solo([1, 2], max_tokens=6)
     lying = Lying(
         0,
-        lambda r: changed(
-            r, tokens=np.array(known[:4], np.int32), indptr=np.array([0, 4], np.int32)
-        ),
+        lambda r: changed(r, tokens=ints(*known[:4]), indptr=ints(0, 4), logprobs=()),
     )
     run = Run(executor=lying)
     run.add("a", [1, 2], max_tokens=6)

@@ -65,7 +65,7 @@ def test_random_arrivals_aborts_and_preemptions(seed, block_size, num_blocks, bu
     requests: dict[str, tuple] = {}
     disturbed = set()
     for name in "abcdefgh":
-        n = rng.choice((1, 1, 1, 2, 4))
+        n = min(rng.choice((1, 1, 1, 2, 4)), budget)
         requests[name] = (random_prompt(rng, longest), rng.randint(0, 99), random_params(rng, n))
         prompt, key, params = requests[name]
         run.add(name, prompt, key, tenant=rng.choice((None, "x")), **params)

@@ -26,7 +26,7 @@ class Meter:
         self.blocks_peak = max(self.blocks_peak, stats.blocks_peak)
         self.preemptions += stats.num_preempted
         self.slots_filled += stats.slots_filled
-        self.slots_in_blocks += stats.blocks_held * self.block_size
+        self.slots_in_blocks += stats.blocks_peak * self.block_size
         self.slots_reserved += stats.slots_reserved
 
     @property

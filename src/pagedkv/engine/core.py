@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import Counter
+from typing import NamedTuple
 
 import numpy as np
 
-from pagedkv.cache import SeqId
 from pagedkv.errors import RequestError
 from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, Message, StepStats
 from pagedkv.scheduling.scheduler import Scheduler
 from pagedkv.scheduling.step import Executor, Step
+
+
+class _Use(NamedTuple):
+    """What sequences take while a step runs: see StepStats."""
+
+    blocks: int
+    slots_filled: int
+    slots_reserved: int
 
 
 class EngineCore:
@@ -27,12 +36,17 @@ class EngineCore:
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._ids: set[str] = set()  # requests sent and not yet ended
         self._lock = threading.Lock()  # of `_ids`
+        self._deltas: list[Delta] = []  # not handed out yet: a step that raises leaves some
 
     def send(self, message: Message) -> None:
         """Queues a message.
 
-        RequestError: an Add whose id is that of a request which has not ended yet.
+        RequestError: no message, or an Add whose id is that of a request which has not ended yet.
         """
+        if not isinstance(message, (Add, Abort, Drain)):
+            raise RequestError(f"{message!r:.200} is no message: send Add, Abort or Drain")
+        if not isinstance(message, Drain) and not isinstance(message.request_id, str):
+            raise RequestError(f"request_id={message.request_id!r:.200} must be a string")
         if isinstance(message, Add):
             with self._lock:
                 if message.request_id in self._ids:
@@ -43,67 +57,35 @@ class EngineCore:
         self._messages.put(message)
 
     def has_unfinished(self) -> bool:
-        """Whether a `step` has anything to do."""
-        return len(self.scheduler) > 0 or not self._messages.empty()
+        """Whether a `step` has anything to do or to hand out."""
+        return bool(self._deltas) or len(self.scheduler) > 0 or not self._messages.empty()
 
     def step(self, now: float) -> tuple[list[Delta], StepStats | None]:
         """Runs one iteration; `now` in seconds.
 
         Returns what there is to deliver, and the step's numbers (None: nothing was computed).
         An error of the executor ends the requests of its batch and is reported in their deltas.
+        What was decided before an interrupt or an InvariantError is delivered by the next call.
         """
-        deltas = self._apply_messages()
-        preempted = self.scheduler.stats.num_preemptions
-        step = self.scheduler.plan(now)
-        deltas += self.scheduler.take_deltas()
-        stats = None
-        if step is not None:
-            preempted = self.scheduler.stats.num_preemptions - preempted
-            peak = self.scheduler.manager.num_held_blocks
-            more, duration = self._execute(step, now)
-            deltas += more
-            stats = self._stats(step, now, duration, preempted, peak)
-        self._forget_ended(deltas)
+        try:
+            stats = self._iterate(now)
+        finally:
+            self._keep(self.scheduler.take_deltas())
+        deltas, self._deltas = self._deltas, []
         return deltas, stats
 
-    def _apply_messages(self) -> list[Delta]:
-        deltas: list[Delta] = []
+    def _iterate(self, now: float) -> StepStats | None:
         while not self._messages.empty():
-            match self._messages.get():
-                case Add() as add:
-                    deltas += self.scheduler.add(add)
-                case Abort() as abort:
-                    deltas += self.scheduler.abort(abort)
-                case Drain():
-                    self.scheduler.drain()
-        return deltas
-
-    def _execute(self, step: Step, now: float) -> tuple[list[Delta], float]:
-        """Computes a planned step; returns its deltas and its duration in seconds."""
-        try:
-            result = self.executor.collect(self.executor.submit(step))
-        except Exception as error:
-            message = f"step {step.index} failed: {type(error).__name__}: {error}"
-            return self.scheduler.fail(message, now), 0.0
-        except BaseException as error:  # an interrupt: leave a usable engine behind
-            message = f"step {step.index} was interrupted by {error!r}"
-            self._forget_ended(self.scheduler.fail(message, now))
-            raise
-        return self.scheduler.commit(result, now), result.duration
-
-    def _forget_ended(self, deltas: list[Delta]) -> None:
-        """Frees the ids of requests that have ended, for new requests."""
-        for delta in deltas:
-            if delta.finish_reason is not None and delta.request_id not in self.scheduler:
-                with self._lock:
-                    self._ids.discard(delta.request_id)
-
-    def _stats(
-        self, step: Step, now: float, duration: float, preempted: int, peak: int
-    ) -> StepStats:
-        scheduler, manager = self.scheduler, self.scheduler.manager
-        counts = scheduler.stats
-        sequences = scheduler.sequences
+            self._apply(self._messages.get())
+        preempted = self.scheduler.stats.num_preemptions
+        step = self.scheduler.plan(now)
+        self._keep(self.scheduler.take_deltas())
+        if step is None:
+            return None
+        preempted = self.scheduler.stats.num_preemptions - preempted
+        use = self._use(step)
+        duration = self._execute(step, now)
+        manager, counts = self.scheduler.manager, self.scheduler.stats
         return StepStats(
             step=step.index,
             now=now,
@@ -115,19 +97,64 @@ class EngineCore:
             blocks_free=manager.num_free_blocks,
             blocks_cached=manager.num_cached_blocks,
             blocks_held=manager.num_held_blocks,
-            blocks_peak=peak,
-            slots_filled=self._slots_filled(sequences),
-            slots_reserved=len(sequences) * scheduler.config.max_model_len,
+            blocks_peak=use.blocks,
+            slots_filled=use.slots_filled,
+            slots_reserved=use.slots_reserved,
         )
 
-    def _slots_filled(self, sequences: list[SeqId]) -> int:
-        """Committed tokens of the sequences, those in shared slots counted once."""
-        manager = self.scheduler.manager
-        csr = manager.tables(sequences).csr()
-        filled = np.zeros(manager.num_blocks + 1, np.int64)
-        ends = csr.indptr[1:][np.diff(csr.indptr) > 0] - 1
-        is_tail = np.zeros(len(csr.indices), np.bool_)
-        is_tail[ends] = True
-        np.maximum.at(filled, csr.indices[ends], csr.last_page_len[np.diff(csr.indptr) > 0])
-        filled[csr.indices[~is_tail]] = manager.block_size
-        return int(filled.sum())
+    def _apply(self, message: Message) -> None:
+        match message:
+            case Add() as add:
+                try:
+                    self._keep(self.scheduler.add(add))
+                except Exception as error:  # its own end, not the loop's
+                    why = f"the request cannot be read: {type(error).__name__}: {error}"
+                    self._keep([Delta(add.request_id, 0, finish_reason="error", error=why)])
+            case Abort() as abort:
+                self._keep(self.scheduler.abort(abort))
+            case Drain():
+                self.scheduler.drain()
+
+    def _execute(self, step: Step, now: float) -> float:
+        """Computes a planned step; returns its duration in seconds."""
+        try:
+            result = self.executor.collect(self.executor.submit(step))
+        except Exception as error:
+            message = f"step {step.index} failed: {type(error).__name__}: {error}"
+            self._keep(self.scheduler.fail(message, now))
+            return 0.0
+        except BaseException as error:  # an interrupt: leave a usable engine behind
+            message = f"step {step.index} was interrupted by {error!r}"
+            self._keep(self.scheduler.fail(message, now))
+            raise
+        self._keep(self.scheduler.commit(result, now))
+        return result.duration
+
+    def _keep(self, deltas: list[Delta]) -> None:
+        """Deltas to hand out. The ids of requests that have ended are free for new requests."""
+        self._deltas += deltas
+        for delta in deltas:
+            if delta.finish_reason is not None and delta.request_id not in self.scheduler:
+                with self._lock:
+                    self._ids.discard(delta.request_id)
+
+    def _use(self, step: Step) -> _Use:
+        """Blocks and slots in use while the step runs. Costs O(sequences), not O(pool)."""
+        scheduler, manager = self.scheduler, self.scheduler.manager
+        size, held = manager.block_size, manager.num_held_blocks
+        ends = step.slots[np.cumsum(step.query_lens) - 1]
+        # Held blocks are full, but for the last of each sequence and what is about to be copied.
+        tails = dict(zip((ends // size).tolist(), (ends % size + 1).tolist(), strict=True))
+        planned = set(step.seqs.tolist())
+        for seq in scheduler.sequences:
+            if seq not in planned:
+                tails[int(manager.block_table(seq)[-1])] = (manager.length(seq) - 1) % size + 1
+        copies = Counter(step.copies[:, 0].tolist())
+        for source, _, filled in step.copies.tolist():
+            if source in tails or manager.refcount(source) == copies[source]:
+                tails[source] = max(filled, tails.get(source, 0))
+        return _Use(
+            held,
+            held * size - sum(size - filled for filled in tails.values()),
+            scheduler.num_samples * scheduler.config.max_model_len,
+        )

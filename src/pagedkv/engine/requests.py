@@ -59,10 +59,6 @@ class RequestReader:
             raise RequestError(f"request_id={request_id!r} must be a non-empty string")
         if not isinstance(params, SamplingParams):
             raise RequestError(f"params must be SamplingParams, got {type(params).__name__}")
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise RequestError(f"priority={priority!r} must be an integer")
-        if tenant is not None and not isinstance(tenant, str):
-            raise RequestError(f"tenant={tenant!r} must be a string")
         if params.stop and self._tokenizer is None:
             raise RequestError("stop strings need text, and this model has no tokenizer: use ids")
         text, ids = self._tokens(prompt)

@@ -54,13 +54,14 @@ class Batch:
 
 
 def select_rows(
-    running: Sequence[Request], budget: int, unstarted: AbstractSet[int]
+    running: Sequence[Request], budget: int, awaiting: AbstractSet[int]
 ) -> tuple[list[Row], int]:
     """Rows for what is running, and the tokens left of the budget.
 
     There is no prefill phase and no decode phase, only known tokens that are not computed yet.
     Branches that lack a single one (running decodes) come first, then the others by arrival.
-    `unstarted`: `Request.order` of all who wait for their first token.
+    They always fit, for there are no more seats than tokens.
+    `awaiting`: `Request.order` of all who wait for their first token.
     """
     total = budget
     pending = [
@@ -68,14 +69,14 @@ def select_rows(
         for request in running
         for branch in request.branches
     ]
-    rows = [row for row in pending if row.count == 1][:budget]
+    rows = [row for row in pending if row.count == 1]
     budget -= len(rows)
     used: dict[int, int] = {}
     for row in pending:
         if row.count == 1 or budget == 0:
             continue
         request = row.branch.request
-        limit = fcfs.prefill_limit(total, others_wait(request, unstarted))
+        limit = fcfs.prefill_limit(total, others_wait(request, awaiting))
         row.count = min(row.count, budget, limit - used.get(request.order, 0))
         if row.count:
             used[request.order] = used.get(request.order, 0) + row.count
@@ -84,9 +85,9 @@ def select_rows(
     return rows, budget
 
 
-def others_wait(request: Request, unstarted: AbstractSet[int]) -> bool:
+def others_wait(request: Request, awaiting: AbstractSet[int]) -> bool:
     """Whether another request waits for its first token."""
-    return len(unstarted) > (request.order in unstarted)
+    return len(awaiting) > (request.order in awaiting)
 
 
 def remaining(running: Sequence[Request]) -> tuple[list[SeqId], list[int]]:

@@ -9,7 +9,7 @@ from pagedkv.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """max_num_seqs: sequences running at once (a request of n samples counts n).
+    """max_num_seqs: sequences running at once (a request of n samples counts n), see `seats`.
 
     max_num_batched_tokens: token budget of a step. max_model_len: most tokens of prompt and
     output together. eos_token_ids end a sample unless its request ignores them. vocab_size None:
@@ -31,3 +31,11 @@ class SchedulerConfig:
                 raise ConfigError(f"{name}={value} is too small: give at least {low}")
         if self.vocab_size is not None and self.vocab_size < 1:
             raise ConfigError(f"vocab_size={self.vocab_size} is too small: give at least 1")
+
+    @property
+    def seats(self) -> int:
+        """Sequences that run at once: never more than a step has tokens.
+
+        So each running decode gets its token in every step.
+        """
+        return min(self.max_num_seqs, self.max_num_batched_tokens)

@@ -12,7 +12,11 @@ FINISH_REASONS = ("stop", "length", "abort", "error")
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """A request enters. `seed` is always given: the front end draws one when the client did not."""
+    """A request enters. `seed` is always given: the front end draws one when the client did not.
+
+    `arrival` in seconds decides who is served first. `priority` is kept with the request; first
+    come, first served, the policy there is, does not look at it. Tenants do not share K/V.
+    """
 
     request_id: str
     prompt: tuple[int, ...]
@@ -77,6 +81,7 @@ class StepStats:
     blocks_free: int
     blocks_cached: int
     blocks_held: int
-    blocks_peak: int  # held while the step ran; all other figures are those after it
-    slots_filled: int  # committed tokens of open sequences, shared blocks counted once
-    slots_reserved: int  # what reserving max_model_len for every open sequence would take
+    # While the step ran; all other figures are those after it.
+    blocks_peak: int  # held
+    slots_filled: int  # of those blocks, with the step's tokens; shared blocks counted once
+    slots_reserved: int  # what reserving max_model_len for every sample would take

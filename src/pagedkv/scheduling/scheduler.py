@@ -46,9 +46,10 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._waiting = WaitingQueue(fcfs.waiting_key)
         self._running: list[Request] = []  # by fcfs.rank
-        self._unstarted: set[int] = set()  # `order` of who waits for a first token; not iterated
+        # `order` of who waits for a first token; not iterated.
+        self._awaiting_first_token: set[int] = set()
         self._flight: Batch | None = None
-        self._deltas: list[Delta] = []  # decided by `plan`
+        self._deltas: list[Delta] = []  # decided, and not handed out yet
         self._draining = False
         self._num_added = 0
         self._num_steps = 0
@@ -84,7 +85,7 @@ class Scheduler:
         request = Request(add, self._num_added)
         self._num_added += 1
         self._requests[request.id] = request
-        self._unstarted.add(request.order)
+        self._awaiting_first_token.add(request.order)
         self._waiting.push(request)
         return []
 
@@ -124,14 +125,14 @@ class Scheduler:
         return self._flight.step
 
     def take_deltas(self) -> list[Delta]:
-        """Deltas that `plan` has decided since the last call."""
+        """Deltas that `plan` has decided since the last call, or `fail` before it raised."""
         deltas, self._deltas = self._deltas, []
         return deltas
 
     def commit(self, result: Result, now: float) -> list[Delta]:
         """Takes what the step in flight has produced. A Result that does not fit is a failure."""
         flight = self._in_flight()
-        mismatch = result_mismatch(flight.step, result)
+        mismatch = result_mismatch(flight.step, result, self.config.vocab_size)
         if mismatch:
             return self.fail(mismatch, now)
         self._flight = None
@@ -159,20 +160,26 @@ class Scheduler:
     def fail(self, message: str, now: float) -> list[Delta]:
         """The step in flight went wrong as a whole: its requests end, the others go on.
 
-        Nothing of the step is committed or published. InvariantError: the pool is damaged.
+        Nothing of the step is committed or published. InvariantError: the pool is damaged; the
+        deltas are left to `take_deltas` then.
         """
         flight = self._in_flight()
         self._flight = None
         self.manager.cancel([row.branch.seq for row in flight.rows if row.branch.open])
-        deltas: list[Delta] = []
         for row in flight.rows:
-            deltas += self._end(row.branch.request, row.branch.request.live, "error", message)
+            request = row.branch.request
+            self._deltas += self._end(request, request.live, "error", message)
         self.manager.check()
-        return deltas
+        return self.take_deltas()
 
     @property
     def stats(self) -> SchedulerStats:
         return SchedulerStats(len(self._running), len(self._waiting), self._num_preemptions)
+
+    @property
+    def num_samples(self) -> int:
+        """Live samples of the running requests: seats taken."""
+        return sum(len(request.live) for request in self._running)
 
     @property
     def sequences(self) -> list[SeqId]:
@@ -196,7 +203,7 @@ class Scheduler:
         preempted = False
         while True:
             rows, budget = select_rows(
-                self._running, self.config.max_num_batched_tokens, self._unstarted
+                self._running, self.config.max_num_batched_tokens, self._awaiting_first_token
             )
             if self.manager.can_reserve([r.branch.seq for r in rows], [r.count for r in rows]):
                 return rows, budget, preempted
@@ -228,8 +235,7 @@ class Scheduler:
         """Starts waiting requests, in order, as long as each fits whole; adds their rows."""
         while self._waiting and budget > 0:
             request = self._waiting.peek()
-            seats = sum(len(r.live) for r in self._running) + len(request.live)
-            if seats > self.config.max_num_seqs:
+            if self.num_samples + len(request.live) > self.config.seats:
                 return
             if request.total_blocks(self.manager.block_size) > self.manager.num_blocks:
                 self._cut_short(request)
@@ -266,7 +272,7 @@ class Scheduler:
         self._waiting.remove(request)
         bisect.insort(self._running, request, key=fcfs.rank)
         limit = fcfs.prefill_limit(
-            self.config.max_num_batched_tokens, others_wait(request, self._unstarted)
+            self.config.max_num_batched_tokens, others_wait(request, self._awaiting_first_token)
         )
         count = min(len(common) - cached, budget, limit)
         rows.append(Row(branch, cached, count))
@@ -280,15 +286,15 @@ class Scheduler:
         return self._flight
 
     def _end_failed_rows(self, flight: Batch, result: Result) -> list[Delta]:
-        """Ends the requests of rows that report an error or owe a token."""
+        """Ends the samples on rows that report an error or owe a token."""
         errors = dict(result.errors)
         for i, sample in enumerate(flight.step.samples):
             if result.indptr[i] == result.indptr[i + 1]:
                 errors.setdefault(sample.row, "the executor drew no token")
         deltas: list[Delta] = []
         for i in sorted(errors):
-            request = flight.rows[i].branch.request
-            deltas += self._end(request, request.live, "error", errors[i])
+            branch = flight.rows[i].branch
+            deltas += self._end(branch.request, branch.members, "error", errors[i])
         return deltas
 
     def _take_scores(self, row: Row, scores: tuple[TokenLogprobs, ...]) -> list[Delta]:
@@ -337,7 +343,7 @@ class Scheduler:
         request = branch.request
         if not request.started and any(output.tokens for output in branch.members):
             request.started = True
-            self._unstarted.discard(request.order)
+            self._awaiting_first_token.discard(request.order)
         self._drop_ended(request)
         if branch.open and len(branch.members) > 1 and branch.computed == len(request.prompt):
             own, *others = branch.members
@@ -375,7 +381,7 @@ class Scheduler:
         self._close([branch for branch in request.branches if not branch.members])
         if not request.live and self._requests.pop(request.id, None) is request:
             self._waiting.remove(request)
-            self._unstarted.discard(request.order)
+            self._awaiting_first_token.discard(request.order)
             if request in self._running:
                 self._running.remove(request)
 

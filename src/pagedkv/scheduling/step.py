@@ -96,7 +96,8 @@ class Result:
     """What an executor reports. Sample i produced `tokens[indptr[i]:indptr[i + 1]]` (0..k tokens).
 
     `parents[i]` is the row that sample i continues. `logprobs` has one entry a token.
-    `errors` maps a row to what went wrong with it: that row ends, the others go on.
+    `errors` maps a row to what went wrong with it: the samples on that row end, others go on, also
+    those of the same request.
     """
 
     tokens: Int32

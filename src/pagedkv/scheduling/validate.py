@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from pagedkv.errors import RequestError
@@ -13,6 +15,7 @@ from pagedkv.scheduling.step import Result, Step
 def validate_add(add: Add, config: SchedulerConfig, num_blocks: int, block_size: int) -> None:
     """Raises RequestError naming the field, its value and the limit."""
     params = add.params
+    _check_envelope(add)
     length = len(add.prompt)
     if length == 0:
         raise RequestError("the prompt is empty: give at least one token")
@@ -29,18 +32,50 @@ def validate_add(add: Add, config: SchedulerConfig, num_blocks: int, block_size:
             f"the prompt of {length} tokens takes {needed} blocks of {block_size}, the pool has "
             f"{num_blocks}: give at most {num_blocks * block_size} tokens or a larger pool"
         )
-    if params.n > config.max_num_seqs:
+    if params.n > config.seats:
         raise RequestError(
-            f"n={params.n} is more than max_num_seqs={config.max_num_seqs}: the samples of a "
-            "request run together, ask for fewer"
+            f"n={params.n} is more than the {config.seats} sequences that run at once "
+            f"(max_num_seqs={config.max_num_seqs}, "
+            f"max_num_batched_tokens={config.max_num_batched_tokens}): the samples of a request "
+            "run together, ask for fewer"
         )
-    for token in (*params.stop_token_ids, *params.logit_bias):
-        if token >= vocab:
-            raise RequestError(f"token id {token} is outside the vocabulary [0, {vocab})")
+    for field in ("stop_token_ids", "logit_bias"):
+        for token in getattr(params, field):
+            if token >= vocab:
+                raise RequestError(
+                    f"{field} has token id {token}, which is outside the vocabulary [0, {vocab})"
+                )
+
+
+def _check_envelope(add: Add) -> None:
+    """What comes with a prompt: everything the scheduler compares, hashes or encodes later."""
+    if add.tenant is not None:
+        if not isinstance(add.tenant, str):
+            raise RequestError(f"tenant={add.tenant!r} must be a string")
+        try:
+            add.tenant.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"tenant={add.tenant!r} is not valid Unicode: {error}") from None
+    arrival = add.arrival
+    if isinstance(arrival, bool) or not isinstance(arrival, (int, float)) or not _finite(arrival):
+        raise RequestError(f"arrival time {arrival!r:.200} must be a finite number of seconds")
+    for name, value in (("priority", add.priority), ("seed", add.seed)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise RequestError(f"{name}={value!r} must be an integer")
+
+
+def _finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an int that no float can hold
+        return False
 
 
 def _check_tokens(add: Add, vocab: int) -> None:
-    prompt = np.asarray(add.prompt)
+    try:
+        prompt = np.asarray(add.prompt)
+    except ValueError:  # lists of different lengths
+        prompt = np.zeros(0)
     if prompt.ndim != 1 or prompt.dtype.kind != "i":
         raise RequestError(f"prompt of {add.request_id!r} must be a flat sequence of int token ids")
     bad = np.flatnonzero((prompt < 0) | (prompt >= vocab))
@@ -50,18 +85,60 @@ def _check_tokens(add: Add, vocab: int) -> None:
         )
 
 
-def result_mismatch(step: Step, result: Result) -> str | None:
+def result_mismatch(step: Step, result: Result, vocab_size: int | None) -> str | None:
     """What makes the Result unfit as an answer to the Step, None when it fits."""
+    return (
+        _shape_mismatch(step, result)
+        or _token_mismatch(result, vocab_size or 2**31)
+        or _score_mismatch(step, result)
+    )
+
+
+def _shape_mismatch(step: Step, result: Result) -> str | None:
+    """Types, counts of samples and prompt scores, and the rows that are named."""
+    for name, array in (
+        ("tokens", result.tokens),
+        ("indptr", result.indptr),
+        ("parents", result.parents),
+    ):
+        if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind != "i":
+            return f"the executor reported {name}={array!r:.200}: a flat array of int is wanted"
     samples, scores = len(result.indptr) - 1, len(result.prompt_logprobs)
     if (samples, scores) != (len(step.samples), len(step.prompt_scores)):
         return (
             f"the executor reported {samples} samples and {scores} prompt scores for a step of "
             f"{len(step.samples)} and {len(step.prompt_scores)}"
         )
-    for asked, got in zip(step.prompt_scores, result.prompt_logprobs, strict=True):
-        if len(asked.targets) != len(got) and asked.row not in result.errors:
-            return f"the executor scored {len(got)} of {len(asked.targets)} prompt tokens"
+    rows = [sample.row for sample in step.samples]
+    if result.parents.tolist() != rows:
+        return f"the executor continues rows {result.parents.tolist()} where {rows} were sampled"
     strange = [row for row in result.errors if not 0 <= row < len(step.seqs)]
     if strange:
         return f"the executor reports an error in row {strange[0]} of {len(step.seqs)}"
+    return None
+
+
+def _token_mismatch(result: Result, vocab: int) -> str | None:
+    tokens, indptr = result.tokens, result.indptr
+    if indptr[0] != 0 or indptr[-1] != len(tokens) or (np.diff(indptr) < 0).any():
+        return f"the executor's bounds {indptr.tolist()} do not divide {len(tokens)} tokens"
+    bad = tokens[(tokens < 0) | (tokens >= vocab)]
+    if len(bad):
+        return f"the executor drew token {bad[0]}, which is outside the vocabulary [0, {vocab})"
+    return None
+
+
+def _score_mismatch(step: Step, result: Result) -> str | None:
+    """Log-probabilities: one a drawn token where they were asked for, one a prompt token."""
+    num_scored, num_tokens = len(result.logprobs), len(result.tokens)
+    if num_scored not in (0, num_tokens):
+        return f"the executor scored {num_scored} of {num_tokens} drawn tokens"
+    for i, sample in enumerate(step.samples):
+        drawn = slice(int(result.indptr[i]), int(result.indptr[i + 1]))
+        scores = result.logprobs[drawn] or (None,) * (drawn.stop - drawn.start)
+        if sample.params.logprobs is not None and None in scores:
+            return f"the executor left out log-probabilities that sample {i} asks for"
+    for asked, got in zip(step.prompt_scores, result.prompt_logprobs, strict=True):
+        if len(asked.targets) != len(got) and asked.row not in result.errors:
+            return f"the executor scored {len(got)} of {len(asked.targets)} prompt tokens"
     return None

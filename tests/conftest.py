@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,13 +24,6 @@ for _name, _value in {
 _PASSED = pytest.StashKey[bool]()
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers",
-        "keeps_blocks(why): the test ends with blocks held on purpose; the reason is required",
-    )
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     report: Any = yield
@@ -38,26 +32,50 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
-@pytest.fixture(autouse=True)
-def nothing_stays_held(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
-    """Records every BlockManager made during a test and looks at all of them at its end."""
-    made: list[BlockManager] = []
+class Managers:
+    """The BlockManagers that are alive, those of module and session fixtures too.
+
+    The ones made during the present test are kept alive until its end, so that a manager which the
+    test let go of is looked at as well.
+    """
+
+    def __init__(self) -> None:
+        self.alive: weakref.WeakSet[BlockManager] = weakref.WeakSet()
+        self.new: list[BlockManager] = []
+
+    def add(self, manager: BlockManager) -> None:
+        self.alive.add(manager)
+        self.new.append(manager)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def block_managers() -> Iterator[Managers]:
+    """Records every BlockManager that is made."""
+    managers = Managers()
     initialise = BlockManager.__init__
 
     def recording(self: BlockManager, *args: Any, **kwargs: Any) -> None:
         initialise(self, *args, **kwargs)
-        made.append(self)
+        managers.add(self)
 
-    monkeypatch.setattr(BlockManager, "__init__", recording)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BlockManager, "__init__", recording)
+        yield managers
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_held(request: pytest.FixtureRequest, block_managers: Managers) -> Iterator[None]:
+    """Looks at every live manager at the end of a test that passed."""
     yield
-    marker = request.node.get_closest_marker("keeps_blocks")
-    if marker is not None and not marker.args:
-        pytest.fail("keeps_blocks needs the reason why blocks stay held")
-    if marker is None and request.node.stash.get(_PASSED, False):
-        for manager in made:
-            assert_nothing_held(manager)
+    made, block_managers.new = block_managers.new, []
+    if not request.node.stash.get(_PASSED, False):
+        # What a failed test left behind is not the next one's fault.
+        block_managers.alive.difference_update(made)
+        return
+    for manager in list(block_managers.alive):
+        block_managers.alive.discard(manager)  # reported once
+        assert_nothing_held(manager)
+        block_managers.alive.add(manager)
 
 
 def assert_nothing_held(manager: BlockManager) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tables import Case, Rows, lay_out, spec_of
 
-from pagedkv.attention import backends, choose_backend, make_backend
+from pagedkv.attention import AttentionBatch, backends, choose_backend, make_backend
 from pagedkv.errors import ConfigError
 
 BACKENDS = ["reference", "gather", "native"]
@@ -39,6 +39,8 @@ def int32(*values: int) -> np.ndarray:
         ({"slots": np.array([4, 5, 6, 3])}, "slots[3]=3"),  # in the null block
         ({"slots": np.array([4, 5, 36, 6])}, "slots[2]=36"),  # one past the pool
         ({"tables": np.zeros(3, np.int32)}, "(3,)"),
+        ({"slots": np.array([4.5, 5, 6, 7])}, "slots must be integers"),
+        ({"context_lens": np.array([5, 2**32 + 9])}, "context_lens must be integers"),  # wraps to 9
     ],
 )
 def test_impossible_batch_is_refused(
@@ -154,3 +156,15 @@ def test_missing_extension_is_never_hidden(monkeypatch: pytest.MonkeyPatch) -> N
         make_backend("native", spec_of())
     with pytest.raises(ConfigError, match="deterministic=True"):
         make_backend("auto", spec_of(), deterministic=True)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_plan_of_another_pool_is_refused(name: str, case: Case) -> None:
+    """Its block ids may lie outside this pool, and kernels check none."""
+    larger = replace(case.spec, num_blocks=800)
+    batch = AttentionBatch(int32(1), int32(1), int32(700)[None], np.array([2800]))
+    plan = make_backend(name, larger).plan(batch)
+    q = torch.zeros(1, larger.num_heads, larger.head_dim)
+    kv = torch.zeros(1, larger.num_kv_heads, larger.head_dim)
+    with pytest.raises(ValueError, match="another backend"):
+        make_backend(name, case.spec).run(plan, 0, q, kv, kv)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from pagedkv.attention.interface import AttentionBatch, KVSpec
 from pagedkv.errors import ConfigError
+
+_Integer = TypeVar("_Integer", np.int32, np.int64)
 
 MAX_HEAD_DIM = 256
 DTYPES = (torch.float32, torch.bfloat16)
@@ -46,10 +50,10 @@ def checked_copy(batch: AttentionBatch, spec: KVSpec) -> AttentionBatch:
     The copy is the plan's own: the caller may refill its buffers for the next step at once.
     Raises ValueError that names the value; nothing has happened then.
     """
-    query_lens = np.array(batch.query_lens, np.int32, order="C")
-    context_lens = np.array(batch.context_lens, np.int32, order="C")
-    tables = np.array(batch.tables, np.int32, order="C")
-    slots = np.array(batch.slots, np.int64, order="C")
+    query_lens = _integers("query_lens", batch.query_lens, np.int32)
+    context_lens = _integers("context_lens", batch.context_lens, np.int32)
+    tables = _integers("tables", batch.tables, np.int32)
+    slots = _integers("slots", batch.slots, np.int64)
     n = len(query_lens)
     if query_lens.shape != (n,) or context_lens.shape != (n,):
         raise ValueError(
@@ -85,6 +89,15 @@ def checked_copy(batch: AttentionBatch, spec: KVSpec) -> AttentionBatch:
     return AttentionBatch(query_lens, context_lens, tables, slots)
 
 
+def _integers(name: str, values: npt.ArrayLike, dtype: type[_Integer]) -> npt.NDArray[_Integer]:
+    """A contiguous copy as `dtype`. ValueError where that would change a value."""
+    given = np.asarray(values)
+    copy = given.astype(dtype, order="C")
+    if not np.array_equal(copy, given):
+        raise ValueError(f"{name} must be integers that fit {copy.dtype}, not {given.dtype}")
+    return copy
+
+
 def check_run(
     spec: KVSpec,
     num_tokens: int,
@@ -107,7 +120,7 @@ def check_run(
 
 def checked_ids(ids: npt.NDArray[np.int32], spec: KVSpec) -> npt.NDArray[np.int64]:
     """Block ids of `read_blocks` / `write_blocks` as int64; the null block (0) is allowed."""
-    checked = np.array(ids, np.int64, order="C")
+    checked = _integers("ids", ids, np.int64)
     if checked.ndim != 1:
         raise ValueError(f"ids has shape {checked.shape}, expected [m]")
     for i in np.flatnonzero((checked < 0) | (checked > spec.num_blocks)):
@@ -117,7 +130,7 @@ def checked_ids(ids: npt.NDArray[np.int32], spec: KVSpec) -> npt.NDArray[np.int6
 
 def checked_copies(copies: npt.NDArray[np.int32], spec: KVSpec) -> npt.NDArray[np.int64]:
     """Rows (source, destination, filled slots) as int64 [c, 3]. Raises ValueError."""
-    checked = np.array(copies, np.int64, order="C")
+    checked = _integers("copies", copies, np.int64)
     if checked.ndim != 2 or checked.shape[1] != 3:
         raise ValueError(f"copies has shape {checked.shape}, expected [c, 3]")
     source, destination, filled = checked.T

@@ -40,6 +40,7 @@ class _Call:
 class GatherPlan:
     slots: torch.Tensor
     calls: tuple[_Call, ...]
+    owner: GatherBackend
 
 
 class GatherBackend:
@@ -71,7 +72,7 @@ class GatherBackend:
         needed = max((len(call.index) for call in calls), default=0) * width
         if needed > self._scratch.shape[1]:
             self._scratch = torch.empty((2, needed), dtype=self.spec.dtype)
-        return GatherPlan(torch.from_numpy(batch.slots), tuple(calls))
+        return GatherPlan(torch.from_numpy(batch.slots), tuple(calls), self)
 
     def _plan_chunk(self, batch: AttentionBatch, row: int, start: int) -> _Call:
         query_len, length = int(batch.query_lens[row]), int(batch.context_lens[row])
@@ -103,8 +104,8 @@ class GatherBackend:
     def run(
         self, plan: Plan, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        if not isinstance(plan, GatherPlan):
-            raise ValueError(f"{type(plan).__name__} was made by another backend")
+        if not isinstance(plan, GatherPlan) or plan.owner is not self:
+            raise ValueError(f"this {type(plan).__name__} was made by another backend")
         check_run(self.spec, len(plan.slots), layer, q, k, v)
         self._store.write(layer, plan.slots, k, v)
         out = torch.empty_like(q)

@@ -42,6 +42,7 @@ def import_native() -> ModuleType:
 class NativePlan:
     tasks: Any  # the extension's Plan: its own copy of the tables, and the work items
     num_tokens: int
+    owner: NativeBackend
 
 
 class NativeBackend:
@@ -81,13 +82,14 @@ class NativeBackend:
             batch.slots,
             torch.get_num_threads(),
         )
-        return NativePlan(tasks, len(batch.slots))
+        return NativePlan(tasks, len(batch.slots), self)
 
     def run(
         self, plan: Plan, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        if not isinstance(plan, NativePlan):
-            raise ValueError(f"{type(plan).__name__} was made by another backend")
+        # The kernels trust a plan's ids: those of a larger pool would lead out of this one.
+        if not isinstance(plan, NativePlan) or plan.owner is not self:
+            raise ValueError(f"this {type(plan).__name__} was made by another backend")
         check_run(self.spec, plan.num_tokens, layer, q, k, v)
         out = torch.empty(q.shape, dtype=q.dtype)
         self._store.run(

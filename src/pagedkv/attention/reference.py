@@ -22,6 +22,7 @@ from pagedkv.attention.torch_store import TorchStore
 @dataclass(frozen=True, slots=True)
 class ReferencePlan:
     batch: AttentionBatch
+    owner: ReferenceBackend
 
 
 class ReferenceBackend:
@@ -36,13 +37,13 @@ class ReferenceBackend:
         self._store = TorchStore(spec)
 
     def plan(self, batch: AttentionBatch) -> ReferencePlan:
-        return ReferencePlan(checked_copy(batch, self.spec))
+        return ReferencePlan(checked_copy(batch, self.spec), self)
 
     def run(
         self, plan: Plan, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        if not isinstance(plan, ReferencePlan):
-            raise ValueError(f"{type(plan).__name__} was made by another backend")
+        if not isinstance(plan, ReferencePlan) or plan.owner is not self:
+            raise ValueError(f"this {type(plan).__name__} was made by another backend")
         batch, spec = plan.batch, self.spec
         check_run(spec, len(batch.slots), layer, q, k, v)
         self._store.write(layer, torch.from_numpy(batch.slots), k, v)

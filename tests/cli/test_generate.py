@@ -206,3 +206,22 @@ def test_interrupt_ends_with_130(
     monkeypatch.setattr(LLMEngine, "step", interrupt)
     status, _, err = pagedkv("a")
     assert status == 130 and err.splitlines()[-1] == "pagedkv: interrupted"
+
+
+@pytest.mark.parametrize("option", ["--stream", "--json"])
+def test_full_disk_is_one_clear_line(
+    model: str, option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        status = run(["generate", "a", "--model", model, "--num-blocks", "64", option])
+    assert status == 1
+    assert "cannot write the output: No space left on device\n" in capsys.readouterr().err
+
+
+def test_closed_stdout_is_one_clear_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert run(["generate", "a"]) == 2
+    assert "stdout is closed" in capsys.readouterr().err

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from pagedkv.cli.prompts import parse_bytes
-from pagedkv.errors import ConfigError
+from pagedkv.cli.prompts import parse_bytes, read_prompts
+from pagedkv.errors import ConfigError, RequestError
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,14 @@ def test_sizes(text: str | None, size: int | None) -> None:
 def test_what_is_no_size_is_named(text: str) -> None:
     with pytest.raises(ConfigError, match="--kv-memory"):
         parse_bytes(text)
+
+
+def test_only_a_line_feed_parts_prompts(tmp_path: Path) -> None:
+    file = tmp_path / "prompts"
+    file.write_bytes("a\x0cb\u2028c\x85d\r\n\n e".encode())
+    assert read_prompts([], file, None) == ["a\x0cb\u2028c\x85d", " e"]
+
+
+def test_closed_stdin_is_no_prompt() -> None:
+    with pytest.raises(RequestError, match="no prompt"):
+        read_prompts([], None, None)

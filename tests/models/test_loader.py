@@ -25,6 +25,13 @@ def test_an_unknown_model_says_what_is_possible(name: str) -> None:
         find_model(name, torch.float32)
 
 
+@pytest.mark.parametrize("name", ["~no-such-user/model", "a" * 5000])
+def test_a_name_that_no_file_can_have_is_one_line(name: str) -> None:
+    with pytest.raises(ModelError, match="cannot be found") as refusal:
+        find_model(name, torch.float32)
+    assert len(str(refusal.value)) <= 300
+
+
 def test_a_file_is_no_folder(tmp_path) -> None:
     path = tmp_path / "model.gguf"
     path.touch()

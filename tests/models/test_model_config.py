@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -361,3 +362,15 @@ def test_odd_values_are_accepted_or_refused_never_a_crash(odd) -> None:
         for raw in bases:
             with contextlib.suppress(ModelError):
                 ModelConfig.from_dict(raw)
+
+
+def test_an_end_token_outside_the_vocabulary_ends_nothing() -> None:
+    """It cannot be drawn; `min_tokens` would forbid it and reach past the logits."""
+    config = ModelConfig.from_dict(TINYLLAMA, {"eos_token_id": [2, 32000]})
+    assert config.eos_token_ids == (2,)
+
+
+def test_json_nested_too_deep_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ModelError, match="not valid JSON"):
+        ModelConfig.from_folder(tmp_path)

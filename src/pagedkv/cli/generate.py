@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from pagedkv.cli.main import FAILED
 from pagedkv.cli.prompts import parse_bytes, read_prompts
 from pagedkv.errors import RequestError
 from pagedkv.scheduling.params import SamplingParams
@@ -23,8 +24,6 @@ if TYPE_CHECKING:  # torch takes seconds to import: not for `--help` or a wrong 
     from pagedkv.engine.llm_engine import LLMEngine
     from pagedkv.engine.output import RequestOutput
     from pagedkv.engine.requests import Prepared, Prompt
-
-FAILED = 1
 
 
 def generate(
@@ -135,18 +134,22 @@ def _run(
     meter = Meter(llm.report.block_size)
     finished: dict[str, RequestOutput] = {}
     seen = None
-    with display:
-        for request in requests:
-            engine.submit(request)
-        while engine.has_unfinished_requests():
-            for output in engine.step():
-                watch(output)
-                if output.finished:
-                    finished[output.request_id] = output
-            stats = engine.last_stats
-            if stats is not None and stats is not seen:
-                meter.add(stats)
-                seen = stats
+    try:
+        with display:
+            for request in requests:
+                engine.submit(request)
+            while engine.has_unfinished_requests():
+                for output in engine.step():
+                    watch(output)
+                    if output.finished:
+                        finished[output.request_id] = output
+                stats = engine.last_stats
+                if stats is not None and stats is not seen:
+                    meter.add(stats)
+                    seen = stats
+    except BaseException:  # an interrupt, or nobody there to print to
+        engine.cancel([request.add.request_id for request in requests])
+        raise
     outputs = [finished[request.add.request_id] for request in requests]
     seconds = time.perf_counter() - start
     return outputs, Usage.of(outputs, meter, llm.report.num_blocks, seconds)

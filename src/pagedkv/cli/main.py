@@ -5,6 +5,7 @@ Exit status: 0 done, 1 a request failed, 2 bad input, 130 interrupted.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from pagedkv import __version__
 from pagedkv.errors import PagedKVError
 
+FAILED = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
 # What `import` calls the packages of the extra.
@@ -37,10 +39,14 @@ def run(args: list[str]) -> int:
     if args == ["--version"]:
         print(f"pagedkv {__version__}")
         return 0
+    if sys.stdout is None:  # it was closed before we started
+        return _complain("stdout is closed: send it to a file or to /dev/null")
     try:
         from pagedkv.cli.app import invoke
 
-        return invoke(args)
+        status = invoke(args)
+        sys.stdout.flush()  # here, where a failure has a message
+        return status
     except ModuleNotFoundError as error:
         if error.name not in ENGINE_EXTRA:
             raise
@@ -53,7 +59,13 @@ def run(args: list[str]) -> int:
     except BrokenPipeError:
         # Whoever read our output has gone; keep the interpreter from flushing into the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return FAILED
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO):
+            raise
+        print(f"pagedkv: cannot write the output: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
 
 
 def _complain(message: str) -> int:

@@ -13,7 +13,7 @@ _UNITS = ("", "k", "m", "g", "t")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
-def read_prompts(given: Sequence[str], file: Path | None, stdin: TextIO) -> list[str]:
+def read_prompts(given: Sequence[str], file: Path | None, stdin: TextIO | None) -> list[str]:
     """Prompts from the arguments, else from the lines of a file, else all of stdin as one.
 
     Empty lines of a file are skipped. RequestError says what is wrong.
@@ -27,11 +27,11 @@ def read_prompts(given: Sequence[str], file: Path | None, stdin: TextIO) -> list
             )
         return list(given)
     if file is not None:
-        prompts = [line for line in _read(file).splitlines() if line.strip()]
+        prompts = [line for line in _read(file).split("\n") if line.strip()]
         if not prompts:
             raise RequestError(f"{file} holds no prompt: write one a line")
         return prompts
-    if stdin.isatty():
+    if stdin is None or stdin.isatty():  # None: it was closed before we started
         raise RequestError("no prompt: give one as an argument, on stdin, or a file with --file")
     try:
         text = stdin.read().strip()

@@ -153,7 +153,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds a {type(value).__name__}, an object was expected")
@@ -304,4 +304,5 @@ def _eos(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ..
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
         raise _refused("eos_token_id", value, "an id or a list of ids is needed")
-    return tuple(ids)
+    # One outside the vocabulary can never be drawn, and never has to be forbidden.
+    return tuple(i for i in ids if i < _count(raw, "vocab_size"))

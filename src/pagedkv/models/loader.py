@@ -62,10 +62,15 @@ def find_model(name_or_path: str | Path, dtype: torch.dtype) -> Path:
     name = str(name_or_path)
     if name == EMBEDDED_MODEL:
         return embedded_folder(dtype)
-    folder = Path(name).expanduser()
-    if name and folder.is_dir():
+    try:
+        folder = Path(name).expanduser()
+        is_folder, is_file = bool(name) and folder.is_dir(), folder.is_file()
+    except (OSError, RuntimeError) as error:  # a name that is too long, no such home
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(f"model {name[:80]!r} cannot be found: {why}") from error
+    if is_folder:
         return folder
-    if folder.is_file():
+    if is_file:
         raise ModelError(f"{folder} is a file: give the folder that holds config.json")
     if not HUB_ID.fullmatch(name) or name.startswith("."):
         raise ModelError(

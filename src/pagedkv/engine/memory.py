@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pagedkv.engine.machine import MachineMemory
 from pagedkv.errors import ConfigError
+from pagedkv.scheduling.config import check_integer
 
 # Share of the memory that is available once the weights are loaded. The rest is for activations,
 # logits (budget x vocabulary x 4 bytes) and whatever else runs in the container.
@@ -34,12 +35,12 @@ def pool_blocks(
         )
     if num_blocks is not None:
         setting = f"num_blocks={num_blocks}"
-        if num_blocks < 1:
-            raise ConfigError(f"{setting} is too small: give at least 1")
+        check_integer("num_blocks", num_blocks, 1)
     else:
         limit = kv_cache_memory
         if limit is None:
             limit = int(memory.available * KV_SHARE)
+        check_integer("kv_cache_memory", limit, 0)
         setting = f"kv_cache_memory={limit}"
         num_blocks = limit // block_bytes - 1
         if num_blocks < 1:

@@ -6,6 +6,21 @@ from dataclasses import dataclass
 
 from pagedkv.errors import ConfigError
 
+# The block table and the rows of a step are laid out for so many sequences.
+MAX_NUM_SEQS = 65_536
+
+
+def check_integer(name: str, value: object, low: int, high: int = 2**63 - 1) -> None:
+    """ConfigError, naming the setting, unless `value` is an int from low to high."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"{name}={value!r:.200} must be an integer from {low} to {high}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """ConfigError, naming the setting, unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r:.200} must be True or False")
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
@@ -24,13 +39,11 @@ class SchedulerConfig:
     vocab_size: int | None = None
 
     def __post_init__(self) -> None:
-        lowest = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 2}
-        for name, low in lowest.items():
-            value = getattr(self, name)
-            if value < low:
-                raise ConfigError(f"{name}={value} is too small: give at least {low}")
-        if self.vocab_size is not None and self.vocab_size < 1:
-            raise ConfigError(f"vocab_size={self.vocab_size} is too small: give at least 1")
+        check_integer("max_num_seqs", self.max_num_seqs, 1, MAX_NUM_SEQS)
+        check_integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**31 - 1)
+        check_integer("max_model_len", self.max_model_len, 2, 2**31 - 1)
+        if self.vocab_size is not None:
+            check_integer("vocab_size", self.vocab_size, 1, 2**31)
 
     @property
     def seats(self) -> int:

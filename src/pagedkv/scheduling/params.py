@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pagedkv.errors import RequestError
 
 MAX_STOPS = 64
+MAX_STOP_CHARS = 1000
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 64
@@ -16,7 +17,18 @@ MAX_N = 256
 
 
 def _fail(name: str, value: object, want: str) -> RequestError:
-    return RequestError(f"{name}={value!r} is not valid: {want}")
+    return RequestError(f"{name}={value!r:.200} is not valid: {want}")
+
+
+def _bounded(name: str, values: object, most: int) -> tuple[Any, ...]:
+    """A list of at most `most` values as a tuple; nothing for None."""
+    if values is None:
+        return ()
+    if isinstance(values, (str, bytes, bytearray)) or not isinstance(values, Sequence):
+        raise _fail(name, values, f"a list of at most {most}")
+    if len(values) > most:
+        raise RequestError(f"{name} holds {len(values)} values: give at most {most}")
+    return tuple(values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +62,24 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        object.__setattr__(self, "stop", _bounded("stop", stop, MAX_STOPS))
+        ids = _bounded("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
+        object.__setattr__(self, "stop_token_ids", ids)
+        biases = {} if self.logit_bias is None else self.logit_bias
+        if not isinstance(biases, Mapping) or len(biases) > MAX_LOGIT_BIAS:
+            raise _fail("logit_bias", biases, f"at most {MAX_LOGIT_BIAS} numbers by token id")
+        object.__setattr__(self, "logit_bias", dict(biases))
+        self._check_flags()
         self._check_integers()
         self._check_numbers()
         self._check_collections()
+
+    def _check_flags(self) -> None:
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise _fail(name, value, "True or False")
 
     def _check_integers(self) -> None:
         bounds: tuple[tuple[str, int, int], ...] = (
@@ -95,21 +118,16 @@ class SamplingParams:
                 raise _fail(name, value, f"a number in {edge}{low}, {high}]")
 
     def _check_collections(self) -> None:
-        if len(self.stop) > MAX_STOPS:
-            raise _fail("stop", f"{len(self.stop)} strings", f"at most {MAX_STOPS}")
-        if any(not isinstance(s, str) or not s for s in self.stop):
-            raise _fail("stop", self.stop, "non-empty strings")
-        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            raise _fail(
-                "stop_token_ids", f"{len(self.stop_token_ids)} ids", f"at most {MAX_STOP_TOKEN_IDS}"
-            )
-        for token in (*self.stop_token_ids, *self.logit_bias):
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < 2**31:
-                raise _fail("token id", token, "an integer from 0 to the vocabulary size - 1")
-        if len(self.logit_bias) > MAX_LOGIT_BIAS:
-            raise _fail("logit_bias", f"{len(self.logit_bias)} ids", f"at most {MAX_LOGIT_BIAS}")
+        for stop in self.stop:
+            if not isinstance(stop, str) or not 1 <= len(stop) <= MAX_STOP_CHARS:
+                raise _fail("stop", stop, f"strings of 1 to {MAX_STOP_CHARS} characters")
+        for name in ("stop_token_ids", "logit_bias"):
+            for token in getattr(self, name):
+                if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < 2**31:
+                    raise _fail(name, token, "token ids from 0 to the vocabulary size - 1")
         for token, bias in self.logit_bias.items():
-            if not isinstance(bias, (int, float)) or not math.isfinite(bias) or abs(bias) > 100:
+            number = isinstance(bias, (int, float)) and not isinstance(bias, bool)
+            if not number or not -100 <= bias <= 100:
                 raise _fail("logit_bias", {token: bias}, "finite numbers in [-100, 100]")
 
     @property

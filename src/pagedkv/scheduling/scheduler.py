@@ -36,10 +36,10 @@ class Scheduler:
     """
 
     def __init__(self, manager: BlockManager, config: SchedulerConfig) -> None:
-        if manager.max_seqs < config.max_num_seqs:
+        if manager.max_seqs < config.seats:
             raise ConfigError(
-                f"max_num_seqs={config.max_num_seqs} is more than the block table's "
-                f"max_seqs={manager.max_seqs}: make them equal"
+                f"max_num_seqs={config.max_num_seqs} lets {config.seats} sequences run at once and "
+                f"the block table has max_seqs={manager.max_seqs}: make them equal"
             )
         self.manager = manager
         self.config = config

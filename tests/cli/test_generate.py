@@ -140,6 +140,9 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "unknown dtype": (("a", "--dtype", "int3"), "dtype='int3'"),
     "context longer than the model": (("a", "--max-model-len", "999"), "max_model_len=999"),
     "block size of zero": (("a", "--block-size", "0"), "block_size=0"),
+    "streaming several prompts": (("a", "b", "--stream"), "--stream cannot show 2 prompts"),
+    "streaming several samples": (("a", "--stream", "-n", "2"), "--stream cannot show"),
+    "streaming JSON": (("a", "--stream", "--json"), "--stream cannot show"),
     "unknown option": (("a", "--fast"), "--fast"),
 }
 

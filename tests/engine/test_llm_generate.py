@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,9 @@ from tiny_llm import save_tiny_llm
 from transformers import LlamaForCausalLM
 
 from pagedkv import LLM, RequestOutput, SamplingParams
+from pagedkv.engine.machine import MachineMemory
 from pagedkv.errors import ConfigError, ModelError, RequestError
+from pagedkv.scheduling.messages import StepStats
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 PROMPTS = ["one", "a second prompt", "x", "the third is the longest of all the prompts"]
@@ -74,10 +76,24 @@ def test_all_forms_of_prompts(llm: LLM) -> None:
     assert llm.generate([], GREEDY) == []
 
 
-def test_default_params_and_progress(llm: LLM) -> None:
-    seen: list[tuple[int, int]] = []
-    outputs = llm.generate(["a", "b"], progress=lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (2, 2) and [len(t) for t in tokens(outputs)] == [16, 16]
+def test_default_params(llm: LLM) -> None:
+    assert [len(t) for t in tokens(llm.generate(["a", "b"]))] == [16, 16]
+
+
+def test_every_step_is_reported_once_with_its_numbers(llm: LLM) -> None:
+    llm.engine.add_request("mine", "keep me", GREEDY)
+    for _ in range(2):  # numbers of an earlier call are not reported again
+        steps: list[int] = []
+        ends: list[str] = []
+
+        def on_step(outputs: Sequence[RequestOutput], stats: StepStats | None) -> None:
+            assert stats is not None
+            steps.append(stats.step)  # noqa: B023
+            ends.extend(o.request_id for o in outputs if o.finished)  # noqa: B023
+
+        outputs = llm.generate(["a", "b"], GREEDY, on_step=on_step)
+        assert ends == [o.request_id for o in outputs]
+        assert steps == list(range(steps[0], steps[0] + 8))
 
 
 @pytest.mark.parametrize("bad", ["", {"prompt_token_ids": [10**6]}, "x" * 256, None])
@@ -141,12 +157,13 @@ def test_interrupted_generate_leaves_a_usable_engine(
 def test_interrupt_between_steps_aborts_only_what_generate_started(llm: LLM) -> None:
     llm.engine.add_request("mine", "keep me", GREEDY)
 
-    def interrupt(done: int, total: int) -> None:
-        raise KeyboardInterrupt
+    def interrupt(outputs: Sequence[RequestOutput], stats: StepStats | None) -> None:
+        if any(output.finished for output in outputs):
+            raise KeyboardInterrupt
 
     params = [dataclasses.replace(GREEDY, max_tokens=m) for m in (1, 8)]
     with pytest.raises(KeyboardInterrupt):
-        llm.generate(["a", "b"], params, progress=interrupt)
+        llm.generate(["a", "b"], params, on_step=interrupt)
     outputs = []
     while llm.engine.has_unfinished_requests():
         outputs += llm.engine.step()
@@ -200,6 +217,7 @@ def test_prefix_cache_can_be_switched_off(folder: Path, llm: LLM) -> None:
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens=0"),
         ({"attention_backend": "fast"}, "attention_backend='fast'"),
         ({"attention_backend": "gather", "deterministic": True}, "deterministic"),
+        ({"attention_backend": "reference", "deterministic": True}, "native backend"),
     ],
 )
 def test_settings_that_cannot_work_are_named(
@@ -207,6 +225,84 @@ def test_settings_that_cannot_work_are_named(
 ) -> None:
     with pytest.raises(ConfigError, match=named):
         make(folder, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"num_blocks": "8"},
+        {"num_blocks": 2.5},
+        {"num_blocks": True},
+        {"kv_cache_memory": "1GiB"},
+        {"kv_cache_memory": 1e9},
+        {"block_size": "16"},
+        {"max_model_len": "x"},
+        {"max_num_seqs": "a"},
+        {"max_num_seqs": 10**9},
+        {"max_num_batched_tokens": 1.5},
+        {"seed": None},
+        {"seed": 10**400},
+        {"deterministic": "no"},
+        {"enable_prefix_caching": 1},
+        {"dtype": []},
+    ],
+    ids=str,
+)
+def test_foreign_exception_a_setting_of_the_wrong_type_is_named_before_the_model_loads(
+    kwargs: dict[str, object],
+) -> None:
+    with pytest.raises(ConfigError, match=next(iter(kwargs))):
+        LLM("nowhere", **{"num_blocks": None, **kwargs})  # type: ignore[arg-type]
+
+
+def test_memory_a_block_table_larger_than_memory_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = MachineMemory(2**20, 2**20)
+    monkeypatch.setattr("pagedkv.engine.llm.machine_memory", lambda: memory)
+    with pytest.raises(ConfigError, match=r"max_num_seqs=60000 .* 3\.7 MiB and 1\.0 MiB"):
+        make(folder, num_blocks=16, max_num_seqs=60_000, max_num_batched_tokens=60_000)
+
+
+def test_silent_choice_the_start_up_lines_are_logged(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="pagedkv"):
+        llm = make(folder)
+    assert tuple(record.getMessage() for record in caplog.records) == llm.report.lines()
+    assert {record.levelname for record in caplog.records} == {"INFO"}
+
+
+def test_silent_choice_falling_back_to_gather_is_a_warning(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> None:
+        raise ImportError("no kernels here")
+
+    monkeypatch.setattr("pagedkv.attention.backends.import_native", missing)
+    assert make(folder).report.backend == "gather"
+    (warning,) = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")
+    assert "gather" in warning and "no kernels here" in warning and "compiler" in warning
+    caplog.clear()
+    make(folder, attention_backend="gather")  # asked for: no fall-back
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]
+
+
+@pytest.mark.parametrize("bad", [5, None, {1, 2}, b"ab"], ids=str)
+def test_foreign_exception_arguments_of_the_wrong_type_are_named(llm: LLM, bad: object) -> None:
+    with pytest.raises(RequestError, match="prompts="):
+        llm.generate(bad)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="messages="):
+        llm.chat(bad)  # type: ignore[arg-type]
+    if bad is not None:
+        with pytest.raises(RequestError, match="params="):
+            llm.generate("x", bad)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="conversation"):
+        llm.chat([bad])  # type: ignore[list-item]
+    for ids in (5, b"ab", "ab"):
+        with pytest.raises(RequestError, match="prompt_token_ids="):
+            llm.generate({"prompt_token_ids": ids})  # type: ignore[typeddict-item]
+    assert not llm.engine.has_unfinished_requests()
 
 
 def test_unknown_model_is_named() -> None:

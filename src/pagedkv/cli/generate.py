@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,12 +17,12 @@ from rich.console import Console
 from pagedkv.cli.main import FAILED
 from pagedkv.cli.prompts import parse_bytes, read_prompts
 from pagedkv.errors import RequestError
+from pagedkv.scheduling.messages import StepStats
 from pagedkv.scheduling.params import SamplingParams
 
 if TYPE_CHECKING:  # torch takes seconds to import: not for `--help` or a wrong option
     from pagedkv.cli.usage import Usage
     from pagedkv.engine.llm import LLM
-    from pagedkv.engine.llm_engine import LLMEngine
     from pagedkv.engine.output import RequestOutput
     from pagedkv.engine.requests import Prepared, Prompt
 
@@ -60,18 +61,31 @@ def generate(
         str, typer.Option(help="Attention: auto, native, gather or reference.")
     ] = "auto",
     stream: Annotated[
-        bool, typer.Option(help="Print text as it comes (one prompt, one sample).")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--stream/--no-stream",
+            help="Print text as it comes. Default: for one sample of one prompt, without --json.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> int:
     """Generate text from prompts."""
     texts = read_prompts(prompts or [], file, sys.stdin)
+    can_stream = len(texts) == 1 and n == 1 and not as_json
+    if stream and not can_stream:
+        raise RequestError(
+            f"--stream cannot show {len(texts)} prompts, {n} samples of each"
+            f"{' and JSON' if as_json else ''}: it takes one prompt, one sample and no --json"
+        )
     params = SamplingParams(
         n=n, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, max_tokens=max_tokens
     )
     kv_cache_memory = parse_bytes(kv_memory)
     from pagedkv.cli import show
     from pagedkv.engine.llm import LLM
+
+    # What the log says is printed here, or part of the JSON.
+    logging.getLogger("pagedkv").addHandler(logging.NullHandler())
 
     llm = LLM(
         model,
@@ -84,7 +98,10 @@ def generate(
     )
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may lack a character
-    requests = _prepare(llm.engine, texts, params, chat)
+    questions: list[Prompt] = list(texts)
+    if llm.engine.has_chat_template if chat is None else chat:
+        questions = [llm.engine.chat_prompt([{"role": "user", "content": t}]) for t in texts]
+    requests = llm.prepare(questions, params)
     console = Console(stderr=True, highlight=False)
     if as_json:
         outputs, usage = _run(llm, requests, nullcontext(), lambda output: None)
@@ -92,7 +109,7 @@ def generate(
         return _status(outputs)
     for line in llm.report.lines():
         console.print(line, style="dim", markup=False, soft_wrap=True)
-    if stream and len(texts) == 1 and n == 1:
+    if can_stream and stream is not False:
         outputs, usage = _run(llm, requests, nullcontext(), show.stream_text())
     else:
         outputs, usage = _run(llm, requests, *show.progress_bar(len(texts), console))
@@ -102,57 +119,26 @@ def generate(
     return _status(outputs)
 
 
-def _prepare(
-    engine: LLMEngine, texts: Sequence[str], params: SamplingParams, chat: bool | None
-) -> list[Prepared]:
-    """All requests, checked before the first of them starts."""
-    chat = engine.has_chat_template if chat is None else chat
-    prepared = []
-    for i, text in enumerate(texts):
-        try:
-            prompt: Prompt = text
-            if chat:
-                prompt = engine.chat_prompt([{"role": "user", "content": text}])
-            prepared.append(engine.prepare(f"prompt-{i}", prompt, params))
-        except RequestError as error:
-            if len(texts) == 1:
-                raise
-            raise RequestError(f"prompt {i}: {error}") from error
-    return prepared
-
-
 def _run(
     llm: LLM,
     requests: Sequence[Prepared],
     display: AbstractContextManager[object],
     watch: Callable[[RequestOutput], None],
 ) -> tuple[list[RequestOutput], Usage]:
-    """Runs all requests to their end; `watch` sees every output."""
+    """Runs all requests to their end and measures them; `watch` sees every output."""
     from pagedkv.cli.usage import Meter, Usage
 
-    engine, start = llm.engine, time.perf_counter()
-    meter = Meter(llm.report.block_size)
-    finished: dict[str, RequestOutput] = {}
-    seen = None
-    try:
-        with display:
-            for request in requests:
-                engine.submit(request)
-            while engine.has_unfinished_requests():
-                for output in engine.step():
-                    watch(output)
-                    if output.finished:
-                        finished[output.request_id] = output
-                stats = engine.last_stats
-                if stats is not None and stats is not seen:
-                    meter.add(stats)
-                    seen = stats
-    except BaseException:  # an interrupt, or nobody there to print to
-        engine.cancel([request.add.request_id for request in requests])
-        raise
-    outputs = [finished[request.add.request_id] for request in requests]
-    seconds = time.perf_counter() - start
-    return outputs, Usage.of(outputs, meter, llm.report.num_blocks, seconds)
+    meter, start = Meter(llm.report.block_size), time.perf_counter()
+
+    def on_step(outputs: Sequence[RequestOutput], stats: StepStats | None) -> None:
+        for output in outputs:
+            watch(output)
+        if stats is not None:
+            meter.add(stats)
+
+    with display:
+        outputs = llm.run(requests, on_step=on_step)
+    return outputs, Usage.of(outputs, meter, llm.report.num_blocks, time.perf_counter() - start)
 
 
 def _status(outputs: Sequence[RequestOutput]) -> int:

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import torch
 
-from pagedkv.attention.backends import choose_backend, make_backend, stored_block_bytes
+from pagedkv.attention.backends import REBUILD, choose_backend, make_backend, stored_block_bytes
 from pagedkv.cache import BlockManager
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.executor import ModelExecutor
 from pagedkv.engine.llm_engine import LLMEngine
 from pagedkv.engine.machine import THREADS_VARIABLE, machine_memory, num_threads
-from pagedkv.engine.memory import StartupReport, pool_blocks
+from pagedkv.engine.memory import StartupReport, pool_blocks, show_bytes
 from pagedkv.engine.output import RequestOutput
-from pagedkv.engine.requests import ChatMessages, Prompt
+from pagedkv.engine.requests import ChatMessages, Prepared, Prompt
 from pagedkv.errors import ConfigError, RequestError
 from pagedkv.models.loader import load_model
-from pagedkv.scheduling.config import SchedulerConfig
+from pagedkv.scheduling.config import (
+    MAX_NUM_SEQS,
+    SchedulerConfig,
+    check_flag,
+    check_integer,
+)
+from pagedkv.scheduling.messages import StepStats
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.scheduler import Scheduler
 
 # None: the checkpoint's own, bfloat16 or float32.
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
-Progress = Callable[[int, int], None]
+_LOG = logging.getLogger("pagedkv")
+
+OnStep = Callable[[Sequence[RequestOutput], StepStats | None], None]
 
 
 class LLM:
@@ -40,11 +49,13 @@ class LLM:
     max_model_len: most tokens of prompt and output together; by default what the model was
         trained for. A sequence that outgrows the pool even alone ends with "length".
     max_num_batched_tokens: token budget of a step.
-    deterministic: results are bit-identical whatever else runs; not with the gather backend.
+    deterministic: results are bit-identical whatever else runs; with the native backend only.
     seed: from it the seeds of requests that bring none are drawn.
 
-    `engine` is the LLMEngine, `report` what was chosen. Sets torch's number of threads if it is
-    larger than what the container grants, or to PAGEDKV_NUM_THREADS.
+    `engine` is the LLMEngine, `report` what was chosen. The logger "pagedkv" gets the report's
+    lines (INFO), and a warning when the native kernels are missing and gather does their work.
+    Sets torch's number of threads if it is larger than what the container grants, or to
+    PAGEDKV_NUM_THREADS.
     Raises ConfigError or ModelError.
     """
 
@@ -65,15 +76,26 @@ class LLM:
         deterministic: bool = False,
         seed: int = 0,
     ) -> None:
-        if dtype not in DTYPES:
+        if not isinstance(dtype, str) or dtype not in DTYPES:
             raise ConfigError(f"dtype={dtype!r}: use one of {', '.join(DTYPES)}")
-        if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 1:
-            raise ConfigError(f"block_size={block_size!r} must be a positive integer")
+        check_integer("block_size", block_size, 1)
+        check_integer("max_num_seqs", max_num_seqs, 1, MAX_NUM_SEQS)
+        check_integer("max_num_batched_tokens", max_num_batched_tokens, 1, 2**31 - 1)
+        check_integer("seed", seed, -(2**63))
+        for name, value, low in (
+            ("num_blocks", num_blocks, 1),
+            ("kv_cache_memory", kv_cache_memory, 0),
+            ("max_model_len", max_model_len, 2),
+        ):
+            if value is not None:
+                check_integer(name, value, low)
+        check_flag("enable_prefix_caching", enable_prefix_caching)
+        check_flag("deterministic", deterministic)
         backend_name, reason = choose_backend(attention_backend)
-        if deterministic and backend_name == "gather":
+        if deterministic and backend_name != "native":
             raise ConfigError(
-                f"deterministic=True needs the native or the reference backend ({reason}): set "
-                "attention_backend, or deterministic=False"
+                f"deterministic=True needs the native backend ({reason}): set "
+                "attention_backend='native', or deterministic=False"
             )
         threads = _set_threads()
         loaded = load_model(model, DTYPES[dtype], deterministic, device)
@@ -81,7 +103,7 @@ class LLM:
         kv_dtype = loaded.decoder.dtype
         if max_model_len is None:
             max_model_len = config.max_position_embeddings
-        if not 2 <= max_model_len <= config.max_position_embeddings:
+        if max_model_len > config.max_position_embeddings:
             raise ConfigError(
                 f"max_model_len={max_model_len} must be from 2 to the model's "
                 f"max_position_embeddings={config.max_position_embeddings}"
@@ -91,6 +113,7 @@ class LLM:
         blocks = pool_blocks(
             block_bytes, memory, num_blocks=num_blocks, kv_cache_memory=kv_cache_memory
         )
+        width = min(blocks, -(-max_model_len // block_size))
         scheduling = SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -98,12 +121,19 @@ class LLM:
             eos_token_ids=config.eos_token_ids,
             vocab_size=config.vocab_size,
         )
+        table_bytes = 4 * scheduling.seats * width
+        if table_bytes > memory.available:
+            raise ConfigError(
+                f"max_num_seqs={max_num_seqs} sequences of {width} blocks take a block table of "
+                f"{show_bytes(table_bytes)} and {show_bytes(memory.available)} are available: give "
+                "fewer, or a smaller max_model_len"
+            )
         manager = BlockManager(
             blocks,
             block_size,
             prefix_caching=enable_prefix_caching,
-            max_seqs=max_num_seqs,
-            max_blocks_per_seq=min(blocks, -(-max_model_len // block_size)),
+            max_seqs=scheduling.seats,
+            max_blocks_per_seq=width,
         )
         backend = make_backend(
             backend_name,
@@ -121,12 +151,16 @@ class LLM:
             num_blocks=blocks,
             block_bytes=block_bytes,
             max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
+            max_num_seqs=scheduling.seats,
             memory=memory,
             num_threads=threads,
             backend=backend_name,
             backend_reason=reason,
         )
+        for line in self.report.lines():
+            _LOG.info("%s", line)
+        if attention_backend == "auto" and backend_name != "native":
+            _LOG.warning("%s; %s", reason, REBUILD)
         self._num_requests = 0
 
     def generate(
@@ -134,19 +168,47 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        progress: Progress | None = None,
+        on_step: OnStep | None = None,
     ) -> list[RequestOutput]:
         """Runs prompts to their end; results are in the order of the prompts.
 
         prompts: text, {"prompt": text}, {"prompt_token_ids": [...]}, or a list of these.
-        params: one for all or one a prompt. `progress(done, total)` is called as they finish.
+        params: one for all or one a prompt. on_step: see `run`.
         RequestError names the prompt that cannot run; none of the list has been started then.
         When the call is interrupted its requests are aborted and their blocks released.
         """
+        return self.run(self.prepare(prompts, params), on_step=on_step)
+
+    def chat(
+        self,
+        messages: ChatMessages | Sequence[ChatMessages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_step: OnStep | None = None,
+    ) -> list[RequestOutput]:
+        """Like `generate`, for one conversation or several.
+
+        A conversation is a list of {"role": ..., "content": ...}; the model's chat template makes
+        the prompt. RequestError if it has none.
+        """
+        conversations = _listed("messages", messages)
+        if all(isinstance(message, Mapping) for message in conversations):
+            conversations = [conversations]
+        prompts = [self.engine.chat_prompt(conversation) for conversation in conversations]
+        return self.generate(prompts, params, on_step=on_step)
+
+    def prepare(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Prepared]:
+        """The requests of `generate`, checked; nothing runs yet. RequestError as there."""
         if isinstance(prompts, (str, Mapping)):
             prompts = [prompts]
+        prompts = _listed("prompts", prompts)
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
+        params = _listed("params", params)
         if len(params) != len(prompts):
             raise RequestError(f"{len(params)} params for {len(prompts)} prompts: give one each")
         prepared = []
@@ -155,51 +217,52 @@ class LLM:
                 request_id = f"generate-{self._num_requests + i}"
                 prepared.append(self.engine.prepare(request_id, prompt, wanted))
             except RequestError as error:
+                if len(prompts) == 1:
+                    raise
                 raise RequestError(f"prompt {i}: {error}") from error
         self._num_requests += len(prepared)
+        return prepared
+
+    def run(
+        self, prepared: Sequence[Prepared], *, on_step: OnStep | None = None
+    ) -> list[RequestOutput]:
+        """Runs prepared requests to their end, and gives up all of them when interrupted.
+
+        `on_step` gets what each step of the engine has brought for them, and the step's numbers
+        (None: nothing was computed).
+        """
         ids = [request.add.request_id for request in prepared]
         try:
             for request in prepared:
                 self.engine.submit(request)
-            return self._run(ids, progress)
+            return self._finish(ids, on_step)
         except BaseException:
             self.engine.cancel(ids)
             raise
 
-    def chat(
-        self,
-        messages: ChatMessages | Sequence[ChatMessages],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        progress: Progress | None = None,
-    ) -> list[RequestOutput]:
-        """Like `generate`, for one conversation or several.
-
-        A conversation is a list of {"role": ..., "content": ...}; the model's chat template makes
-        the prompt. RequestError if it has none.
-        """
-        one = all(isinstance(message, Mapping) for message in messages)
-        conversations = cast("Sequence[ChatMessages]", [messages] if one else messages)
-        prompts = [self.engine.chat_prompt(conversation) for conversation in conversations]
-        return self.generate(prompts, params, progress=progress)
-
-    def _run(self, ids: Sequence[str], progress: Progress | None) -> list[RequestOutput]:
+    def _finish(self, ids: Sequence[str], on_step: OnStep | None) -> list[RequestOutput]:
+        """Steps until the requests have ended; outputs of others are left to the next `step`."""
+        engine, mine = self.engine, set(ids)
         finished: dict[str, RequestOutput] = {}
-        mine = set(ids)
         others: list[RequestOutput] = []
         try:
             while len(finished) < len(ids):
-                before = len(finished)
-                for output in self.engine.step():
-                    if output.request_id not in mine:
-                        others.append(output)
-                    elif output.finished:
-                        finished[output.request_id] = output
-                if progress is not None and len(finished) > before:
-                    progress(len(finished), len(ids))
+                before = engine.last_stats
+                outputs = engine.step()
+                others += [output for output in outputs if output.request_id not in mine]
+                own = [output for output in outputs if output.request_id in mine]
+                finished |= {output.request_id: output for output in own if output.finished}
+                if on_step is not None:
+                    on_step(own, engine.last_stats if engine.last_stats is not before else None)
         finally:
-            self.engine.put_back(others)
+            engine.put_back(others)
         return [finished[i] for i in ids]
+
+
+def _listed(name: str, values: object) -> Sequence[Any]:
+    if isinstance(values, (str, bytes, bytearray)) or not isinstance(values, Sequence):
+        raise RequestError(f"{name}={values!r:.200} must be a list, or one of what it lists")
+    return values
 
 
 def _set_threads() -> int:

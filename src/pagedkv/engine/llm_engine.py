@@ -63,35 +63,22 @@ class LLMEngine:
     ) -> None:
         """Queues a request; it runs from the next `step` on.
 
+        arrival_time: seconds on the engine's clock, now by default; requests are served in its
+        order. priority: kept with the request; first come, first served does not look at it.
+        tenant: requests of different tenants share no K/V.
         RequestError: it can never run as given, or its id is that of a request whose last output
         has not been returned yet. Nothing is allocated and nothing has changed then.
         """
+        arrival = self.clock() if arrival_time is None else arrival_time
         self.submit(
-            self.prepare(
-                request_id,
-                prompt,
-                params,
-                arrival_time=arrival_time,
-                priority=priority,
-                tenant=tenant,
+            self._reader.read(
+                request_id, prompt, params, arrival=arrival, priority=priority, tenant=tenant
             )
         )
 
-    def prepare(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        arrival_time: float | None = None,
-        priority: int = 0,
-        tenant: str | None = None,
-    ) -> Prepared:
+    def prepare(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Prepared:
         """The checks of `add_request`, all but that of the id, without adding the request."""
-        arrival = self.clock() if arrival_time is None else arrival_time
-        return self._reader.read(
-            request_id, prompt, params, arrival=arrival, priority=priority, tenant=tenant
-        )
+        return self._reader.read(request_id, prompt, params, arrival=self.clock())
 
     @property
     def has_chat_template(self) -> bool:

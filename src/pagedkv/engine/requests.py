@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -76,6 +76,8 @@ class RequestReader:
         tokenizer = self._tokenizer
         if tokenizer is None or not self.has_chat_template:
             raise RequestError("this model has no chat template: use generate with a plain prompt")
+        if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
+            raise RequestError(f"a conversation is a list of messages, not {messages!r:.200}")
         if not messages:
             raise RequestError("the conversation is empty: give at least one message")
         for message in messages:
@@ -107,10 +109,9 @@ class RequestReader:
             if not text:
                 raise RequestError("the prompt is empty: give at least one character")
             return text, self._encode(text, special=True)
-        try:
-            return text, tuple(ids)
-        except TypeError:
-            raise RequestError(f"prompt_token_ids={ids!r} must be a list of token ids") from None
+        if isinstance(ids, (str, bytes, bytearray)) or not isinstance(ids, Iterable):
+            raise RequestError(f"prompt_token_ids={ids!r:.200} must be a list of token ids")
+        return text, tuple(ids)
 
     def _encode(self, text: str, special: bool) -> tuple[int, ...]:
         if self._tokenizer is None:

@@ -189,6 +189,106 @@ def test_unreachable_tails_the_tail_of_the_oldest_chain_is_evicted_first() -> No
     m.check()
 
 
+@pytest.mark.parametrize("size", [1, 4])
+def test_counter_drift_the_states_of_the_blocks_always_add_up(size: int) -> None:
+    """mllm PR#656: the evictable size went negative as nodes got children and locks moved."""
+    draw = random.Random(656)
+    m = BlockManager(12, size)
+    seqs, leases = [], []
+    for _ in range(400):
+        action = draw.choice(["open", "open", "close", "lease", "release", "evict"])
+        if action == "open":
+            prompt = [draw.randrange(2) for _ in range(draw.randint(1, 3 * size))]
+            if m.match(prompt).demand <= m.num_free_blocks + m.num_cached_blocks:
+                seqs.append(write(m, prompt))
+        elif action == "close" and seqs:
+            m.close(seqs.pop(draw.randrange(len(seqs))))
+        elif action == "lease" and seqs:
+            leases.append(m.lease(m.block_table(draw.choice(seqs)).copy()))
+        elif action == "release" and leases:
+            leases.pop(draw.randrange(len(leases))).release()
+        elif action == "evict":
+            m.evict(draw.randint(0, 3))
+        held = {block for s in seqs for block in m.block_table(s).tolist()}
+        leased = {block for lease in leases for block in lease.blocks.tolist()}
+        assert m.num_held_blocks == len(held)
+        assert m.num_draining_blocks == len(leased - held)
+        assert m.num_free_blocks + m.num_cached_blocks == 12 - len(held | leased)
+        assert m.num_cached_blocks >= 0 and m.num_free_blocks >= 0
+        m.check()
+    for lease in leases:
+        lease.release()
+    close_all(m, *seqs)
+
+
+@pytest.mark.parametrize("step", [1, 2, 9])
+def test_parent_not_requeued_evicting_everything_goes_leaf_first_and_returns_all(step: int) -> None:
+    """sglang#5499, PR#22592: a parent was not queued again once its last child was evicted."""
+    m = BlockManager(8, 2)
+    chain = write(m, range(6))
+    other = write(m, [0, 1, 8, 9])  # another child of the first block
+    first, second, third = m.block_table(chain).tolist()
+    sibling = m.block_table(other).tolist()[1]
+    close_all(m, chain, other)
+    evicted: list[int] = []
+    while m.num_cached_blocks:
+        evicted += m.evict(step).tolist()
+        m.check()
+    assert sorted(evicted) == sorted([first, second, third, sibling])
+    assert evicted.index(third) < evicted.index(second) < evicted.index(first) == 3
+    assert m.num_free_blocks == 8 and m.match([*range(6)]).cached_tokens == 0
+
+
+def test_lazy_order_victims_are_those_of_a_naive_search_for_the_oldest() -> None:
+    """sglang-omni PR#1724: stale entries, repaired only when popped, hid the true next victim."""
+    draw = random.Random(1724)
+    m = BlockManager(24, 2)
+    released: dict[int, int] = {}  # cached block: when it was released
+    moments, victims_seen = iter(range(10**6)), 0
+
+    def note(blocks: list[int]) -> None:
+        """Blocks that have become cached, in the order given; the rest has left."""
+        cached = {b for b in range(1, 25) if m.refcount(b) == 0 and m.pool.extents[b]}
+        for block in set(released) - cached:
+            del released[block]
+        for block in blocks:
+            if block in cached and block not in released:
+                released[block] = next(moments)
+        assert cached == set(released)
+
+    def oldest(k: int) -> list[int]:
+        return sorted(released, key=released.__getitem__)[: max(k, 0)]
+
+    running: list[int] = []
+    for _ in range(500):
+        if draw.random() < 0.2:
+            k = draw.randint(1, 4)
+            expected = oldest(k)
+            assert m.evict(k).tolist() == expected
+            note([])
+        elif len(running) == 3 or (running and draw.random() < 0.4):
+            seq = running.pop(draw.randrange(len(running)))
+            row = m.block_table(seq).tolist()
+            m.close(seq)
+            note(row[::-1])
+        else:
+            prompt = [draw.randrange(3) for _ in range(draw.randint(1, 12))]
+            seq = m.open(prompt)
+            note([])
+            rest = prompt[m.length(seq) :]
+            expected = oldest(m.demand([seq], [len(rest)]) - m.num_free_blocks)
+            kept = set(released) - set(expected)
+            copies = m.reserve([seq], [len(rest)]).copies
+            note([])
+            assert set(released) == kept
+            victims_seen += len(expected)
+            m.commit([seq], [rest])
+            note(copies[:, 0].tolist())
+            running.append(seq)
+    assert victims_seen > 50
+    close_all(m, *running)
+
+
 # ---- stale or foreign content
 
 
@@ -304,6 +404,21 @@ def test_missing_tenant_prompts_of_other_tenants_are_not_found() -> None:
     assert slots.run(prompt, namespace=b"x") == 0
 
 
+def test_missing_image_equal_placeholders_of_other_pictures_never_share() -> None:
+    """LMCache#690, PR#4783, ROCm/ATOM PR#1358, kekzl/imp PR#1180: the picture was not in the key.
+
+    The two digests differ in one byte in the middle: cut to 16 bits at either end they are equal.
+    """
+    slots = Slots(BlockManager(32, 4))
+    image = 7
+    prompt = [1, 2, *[image] * 8, 3]
+    one, two = bytes(32), bytes(16) + b"\1" + bytes(15)
+    assert len(one) == len(two) and one[:2] == two[:2] and one[-2:] == two[-2:]
+    for expected in (0, 10):  # the second time each finds its own
+        for name in ({"extra": one}, {"extra": two}, {}):
+            assert slots.run(prompt, **name) == expected, name
+
+
 def test_unframed_fields_every_split_of_the_same_text_is_another_name() -> None:
     """tinfoilsh/confidential-model-router PR#386: ("org_1", "2345") equalled ("org_12345", "")."""
     text = b"org_12345"
@@ -381,3 +496,38 @@ def test_short_rows_have_a_page_each_and_a_last_page_within_its_bounds() -> None
     assert np.diff(csr.indptr).tolist() == [1, 1, 1]
     assert csr.last_page_len.tolist() == [1, 1, 2]
     close_all(m, *seqs)
+
+
+# ---- forks
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_one_context_for_all_beams_siblings_never_read_each_other(size: int) -> None:
+    """llama.cpp#3802: beams a-b-c-d and a-b-f-g wrote into one context and saw each other."""
+    m = BlockManager(8, size)
+    content: dict[int, str] = {}
+
+    def append(beams: dict[int, str]) -> None:
+        """One step: every beam writes its own token."""
+        r = m.reserve(list(beams), [1] * len(beams))
+        for source, destination, filled in r.copies.tolist():
+            for i in range(filled):
+                content[destination * size + i] = content[source * size + i]
+        content.update(zip(r.slots.tolist(), beams.values(), strict=True))
+        m.commit(list(beams), [[ord(token)] for token in beams.values()])
+
+    def read(beam: int) -> str:
+        return "".join(content[slot] for slot in m.tables([beam]).slots().tolist())
+
+    one = m.open()
+    for token in "ab":
+        append({one: token})
+    (two,) = m.fork(one)
+    for mine, other in ("cf", "dg"):
+        append({one: mine, two: other})
+    assert (read(one), read(two)) == ("abcd", "abfg")
+    (three,) = m.fork(two)  # the beams swap parents: the first goes on from the second
+    m.close(one)
+    append({three: "x", two: "y"})
+    assert (read(three), read(two)) == ("abfgx", "abfgy")
+    close_all(m, two, three)

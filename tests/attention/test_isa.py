@@ -1,0 +1,48 @@
+"""One build runs on every machine: the scalar path is always there, the best one is chosen here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tables import Rows, attend, lay_out, spec_of
+
+from pagedkv.attention import make_backend
+from pagedkv.attention.native import NativeBackend, import_native
+from pagedkv.errors import ConfigError
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def test_illegal_instruction_the_path_is_one_that_this_machine_has() -> None:
+    """vllm#4542, #13662, llama.cpp#8734, ipex-llm#12922: AVX2 or AVX-512 was taken for granted."""
+    native = import_native()
+    available = native.available_isas()
+    assert available[0] == "scalar" and native.isa() == available[-1]
+    features = native.cpu_features()
+    assert ("avx2" not in available) or (features["avx2"] and features["fma"])
+    backend = make_backend("native", spec_of())
+    assert isinstance(backend, NativeBackend) and backend.isa == native.isa()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 1, 40), (2, 2, 256)])
+def test_illegal_instruction_the_baseline_gives_the_results_of_the_best_path(
+    dtype: torch.dtype, heads: int, kv_heads: int, dim: int
+) -> None:
+    """vllm#4542, llama.cpp#8734: the path without vector instructions has to exist and be right."""
+    case = lay_out(Rows.random([1, 37, 300], heads, kv_heads, dim, dtype), [1, 20, 1], 16)
+    scalar = attend(make_backend("native", case.spec, isa="scalar"), case)
+    best = attend(make_backend("native", case.spec), case)
+    assert torch.isfinite(scalar).all() and scalar.abs().max() > 0.1
+    torch.testing.assert_close(scalar, best, rtol=0, atol=TOLERANCE[dtype])
+
+
+def test_illegal_instruction_what_is_missing_is_named_before_anything_runs() -> None:
+    """vllm#13662, ipex-llm#12922: the process died instead of saying what the CPU lacks."""
+    with pytest.raises(ConfigError, match=r"isa='avx1024': this machine and build have .*scalar"):
+        make_backend("native", spec_of(), isa="avx1024")
+    for name in ("native", "gather", "reference"):
+        with pytest.raises(ConfigError, match=r"float16.*float32.*bfloat16"):
+            make_backend(name, replace(spec_of(), dtype=torch.float16))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,6 +117,78 @@ def test_json_is_all_there_is_and_counts_are_right(pagedkv: Run) -> None:
 def test_blocks_are_counted_while_the_only_step_runs(pagedkv: Run) -> None:
     _, out, _ = pagedkv("x" * 40, "--max-tokens", "1", "--no-chat", "--json")
     assert json.loads(out)["usage"]["blocks_peak"] == 3
+
+
+def generated(data: dict[str, Any]) -> object:
+    return [sample["token_ids"] for sample in data["results"][0]["outputs"]]
+
+
+# Each flag with a value, and figures of a run with it that differ from a run without.
+FLAGS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "--kv-memory 64KiB": lambda data: data["engine"]["num_blocks"],
+    "--num-blocks 7": lambda data: data["engine"]["num_blocks"],
+    "--dtype bfloat16": lambda data: data["engine"]["bytes_per_token"],
+    "--backend gather": lambda data: data["engine"]["backend"],
+    "--max-model-len 9": lambda data: data["results"][0]["completion_tokens"],
+    "--block-size 2": lambda data: data["usage"]["blocks_peak"],
+    "--max-tokens 3": lambda data: data["results"][0]["completion_tokens"],
+    "--chat": lambda data: data["results"][0]["prompt_tokens"],
+    "--temperature 0": generated,
+    "--top-p 0.000001": generated,
+    "--top-k 1": generated,
+    "--seed 3": generated,
+    "-n 2": generated,
+}
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_ignored_setting_every_flag_changes_what_it_says(pagedkv: Run, flag: str) -> None:
+    """mlx-lm#1390, PR#1392: a limit was parsed and never used."""
+
+    def figures(*args: str) -> object:
+        given = ["--no-chat", "--temperature", "5", "--max-tokens", "6", "--json"]
+        status, out, err = pagedkv("hello", *given, *args)
+        assert (status, err) == (0, "")
+        return FLAGS[flag](json.loads(out))
+
+    assert figures(*flag.split()) != figures()
+
+
+@pytest.mark.parametrize("flag", ["--temperature 0", "--top-p 0.000001", "--top-k 1"])
+def test_ignored_setting_filters_that_leave_one_token_give_the_greedy_text(
+    pagedkv: Run, model: str, flag: str
+) -> None:
+    """mlx-lm#1390, PR#1392: a limit was parsed and never used."""
+    args = ("hello", "--no-chat", "--temperature", "5", "--max-tokens", "6", *flag.split())
+    assert pagedkv(*args)[1] == reference(model, "hello", max_tokens=6) + "\n"
+
+
+def test_ignored_setting_the_memory_flag_gives_the_blocks_that_fit(pagedkv: Run) -> None:
+    """vllm.cpp#357: the limit was ignored. One block less than fits: the null block."""
+    _, out, _ = pagedkv("hello", "--max-tokens", "1", "--kv-memory", "64KiB", "--json")
+    engine = json.loads(out)["engine"]
+    assert engine["num_blocks"] == 64 * 1024 // engine["block_bytes"] - 1
+
+
+def test_silent_choice_json_says_that_gather_took_over_and_stderr_stays_empty(
+    pagedkv: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> None:
+        raise ImportError("no kernels here")
+
+    monkeypatch.setattr("pagedkv.attention.backends.import_native", missing)
+    for name in (None, "pagedkv"):  # as in a process without pytest
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
+    status, out, err = pagedkv("hello", "--max-tokens", "1", "--json")
+    assert (status, err) == (0, "")
+    assert "no kernels here" in json.loads(out)["engine"]["backend_reason"]
+
+
+def test_ignored_setting_stream_is_honoured_or_refused(pagedkv: Run) -> None:
+    status, out, _ = pagedkv("hello", "--max-tokens", "4", "--stream")
+    assert status == 0 and out == pagedkv("hello", "--max-tokens", "4", "--no-stream")[1]
+    for args in (("a", "b"), ("a", "-n", "2"), ("a", "--json")):
+        assert pagedkv(*args, "--max-tokens", "2", "--no-stream")[0] == 0
 
 
 BAD: dict[str, tuple[tuple[str, ...], str]] = {

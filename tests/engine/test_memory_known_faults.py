@@ -27,8 +27,8 @@ def big_host(root: Path) -> None:
     )
 
 
-def test_l1_pool_from_the_container_limit_not_the_hosts_memory_v2(tmp_path: Path) -> None:
-    """L1, vllm PR#45086 and PR#55247: the pool was sized by the host and the container killed."""
+def test_oversized_pool_the_container_limit_counts_not_the_hosts_memory_v2(tmp_path: Path) -> None:
+    """vllm PR#45086 and PR#55247: the pool was sized by the host and the container killed."""
     big_host(tmp_path)
     write(tmp_path, "proc/self/cgroup", "0::/pod/ctr")
     write(tmp_path, "sys/fs/cgroup/pod/memory.max", 150 * GIB)
@@ -40,22 +40,22 @@ def test_l1_pool_from_the_container_limit_not_the_hosts_memory_v2(tmp_path: Path
         pool_blocks(GIB, memory, num_blocks=150)
 
 
-def test_l1_v1_sentinel_means_no_limit(tmp_path: Path) -> None:
-    """L1, vllm PR#45086 and PR#55247: "no limit" in cgroup v1 is a number."""
+def test_oversized_pool_the_v1_sentinel_means_no_limit(tmp_path: Path) -> None:
+    """vllm PR#45086 and PR#55247: "no limit" in cgroup v1 is a number."""
     big_host(tmp_path)
     write(tmp_path, "proc/self/cgroup", "7:memory:/")
     write(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", 9223372036854771712)
     assert machine_memory(tmp_path).limit == 692 * GIB
 
 
-def test_l1_missing_files_leave_the_host(tmp_path: Path) -> None:
-    """L1, vllm PR#45086 and PR#55247: fall-back when no control group can be read."""
+def test_oversized_pool_missing_files_leave_the_host(tmp_path: Path) -> None:
+    """vllm PR#45086 and PR#55247: fall-back when no control group can be read."""
     big_host(tmp_path)
     assert machine_memory(tmp_path).limit == 692 * GIB
 
 
-def test_l1_weights_that_are_loaded_are_no_longer_available(tmp_path: Path) -> None:
-    """L1, vllm PR#45086 and PR#55247: model and pool together must stay below the limit."""
+def test_oversized_pool_weights_that_are_loaded_are_no_longer_available(tmp_path: Path) -> None:
+    """vllm PR#45086 and PR#55247: model and pool together must stay below the limit."""
     big_host(tmp_path)
     write(tmp_path, "proc/self/cgroup", "0::/")
     write(tmp_path, "sys/fs/cgroup/memory.max", 150 * GIB)
@@ -64,8 +64,8 @@ def test_l1_weights_that_are_loaded_are_no_longer_available(tmp_path: Path) -> N
         pool_blocks(GIB, machine_memory(tmp_path), kv_cache_memory=60 * GIB)
 
 
-def test_l2_threads_from_mask_and_quota_and_the_override_wins(tmp_path: Path) -> None:
-    """L2, vllm#43240, #10971, #10556, #32651: one core, or more threads than the container has."""
+def test_wrong_threads_mask_and_quota_count_and_the_override_wins(tmp_path: Path) -> None:
+    """vllm#43240, #10971, #10556, #32651: one core, or more threads than the container has."""
     write(tmp_path, "proc/self/cgroup", "0::/")
     write(tmp_path, "sys/fs/cgroup/cpu.max", "150000 100000")
     assert num_threads(tmp_path, frozenset({2, 3}), {}) == 2
@@ -75,8 +75,8 @@ def test_l2_threads_from_mask_and_quota_and_the_override_wins(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("block_bytes", [64, 1000, 46080, 737280])
-def test_l5_memory_setting_is_obeyed(block_bytes: int) -> None:
-    """L5, vllm.cpp#357: the limit was ignored. One block less than fits: the null block."""
+def test_ignored_setting_the_memory_limit_is_obeyed(block_bytes: int) -> None:
+    """vllm.cpp#357: the limit was ignored. One block less than fits: the null block."""
     limit = 64 * 1024**2
     blocks = pool_blocks(block_bytes, MachineMemory(GIB, GIB), kv_cache_memory=limit)
     assert blocks == limit // block_bytes - 1

@@ -45,8 +45,8 @@ def test_leak_abort_of_a_request_that_never_had_blocks():
     assert run.manager.num_free_blocks + run.manager.num_cached_blocks == 4
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 4, 16])
-def test_leak_books_balance_after_200_random_requests(block_size):
+@pytest.mark.parametrize("block_size", [1, 2, 4, 16], ids="pages of {}".format)
+def test_leak_books_balance_after_200_random_requests_at_every_page_size(block_size):
     """sglang#11970, #6888, #7130, #20010, sglang-jax#70: free + cached + in use != total."""
     rng = random.Random(block_size)
     run = Run(num_blocks=16, block_size=block_size, budget=16, max_model_len=48)

@@ -1,0 +1,26 @@
+"""The Python listings of a Markdown page, and a process in which torch cannot be imported."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+BLOCKED = "import sys\nfor name in ('torch', 'transformers'): sys.modules[name] = None\n"
+
+
+def python_listings(page: Path, section: str | None = None) -> list[str]:
+    """Listings of the whole page, or of the part under the heading "## section"."""
+    text = page.read_text()
+    if section is not None:
+        [text] = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", text, re.S | re.M)
+    return re.findall(r"```python\n(.*?)```", text, re.S)
+
+
+def run_without_torch(listings: list[str]) -> None:
+    """Runs listings as one program, with numpy alone."""
+    program = BLOCKED + "\n".join(listings)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

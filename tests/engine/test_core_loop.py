@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, StepStats
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.scheduler import Scheduler
 from pagedkv.scheduling.step import Result, Step, Ticket
+from pagedkv.simulation.clock import VirtualClock
+from pagedkv.simulation.executor import LinearCost, TimedExecutor
 
 
 def make_core(executor: ToyExecutor | None = None, num_blocks: int = 32) -> EngineCore:
@@ -146,6 +149,23 @@ def test_waste_counts_while_the_only_step_runs():
     assert not core.has_unfinished()
     assert (stats.blocks_held, stats.blocks_peak, stats.slots_filled) == (0, 6, 15)
     assert stats.slots_reserved == 3 * 64
+
+
+def test_slow_statistics_a_step_touches_nothing_as_large_as_the_pool():
+    """They once took an array with an entry for each block of the pool, in every step."""
+    num_blocks = 200_000
+    scheduler = Scheduler(BlockManager(num_blocks, 4, max_seqs=8), SchedulerConfig(8, 16, 64))
+    core = EngineCore(scheduler, TimedExecutor(VirtualClock(), LinearCost(0.0, 0.0)))
+    for i in range(4):
+        core.send(add(str(i), prompt=(i + 1, 2, 3)))
+    core.step(0.0)
+    tracemalloc.start()
+    _, stats = core.step(0.0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert stats.slots_filled == 16
+    assert peak < num_blocks  # bytes
+    run(core)
 
 
 @pytest.mark.parametrize("cls", [Add, Abort, Drain, Step, Result, Delta, StepStats])

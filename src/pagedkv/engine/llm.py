@@ -48,6 +48,7 @@ class LLM:
         memory that the container has left (`pagedkv.engine.memory.KV_SHARE`).
     max_model_len: most tokens of prompt and output together; by default what the model was
         trained for. A sequence that outgrows the pool even alone ends with "length".
+    max_num_seqs: samples that run at once, at most max_num_batched_tokens of them.
     max_num_batched_tokens: token budget of a step.
     deterministic: results are bit-identical whatever else runs; with the native backend only.
     seed: from it the seeds of requests that bring none are drawn.

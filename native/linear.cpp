@@ -81,7 +81,7 @@ void linear(const LinearKernels& kernels, const PackedMatrix& weight, const floa
   {
     alignas(64) std::byte tile[kTileBytes];
     alignas(64) float sums[kMaxGroup * kTileRows * kPanel];
-#pragma omp for collapse(2) schedule(guided)
+#pragma omp for collapse(2) schedule(guided) nowait
     for (int64_t g = 0; g < groups; ++g) {
       for (int64_t block = 0; block < blocks; ++block) {
         const int64_t first_panel = g * group;

@@ -12,9 +12,10 @@ from transformers import PreTrainedTokenizerBase
 
 from pagedkv.cache import BlockManager
 from pagedkv.engine.core import EngineCore
+from pagedkv.engine.interrupts import deferred_interrupt
 from pagedkv.engine.output import OutputProcessor, RequestOutput
 from pagedkv.engine.requests import ChatMessages, Prepared, Prompt, RequestReader, text_decoder
-from pagedkv.errors import RequestError
+from pagedkv.errors import PagedKVError, RequestError
 from pagedkv.scheduling.messages import Abort, StepStats
 from pagedkv.scheduling.params import SamplingParams
 
@@ -45,6 +46,7 @@ class LLMEngine:
         self._live: dict[str, str] = {}  # the client's id -> the id in the loop, never reused
         self._num_added = 0
         self._undelivered: list[RequestOutput] = []
+        self._stepping = threading.Lock()
 
     @property
     def block_manager(self) -> BlockManager:
@@ -128,16 +130,22 @@ class LLMEngine:
                 if core_id is not None:
                     self._processor.discard(core_id)
                     self.core.send(Abort(core_id))
-        self._undelivered += self._advance()
+            self._undelivered = [o for o in self._undelivered if o.request_id not in request_ids]
+        self._advance()
 
     def step(self) -> list[RequestOutput]:
-        """One iteration of the loop: an output for each request that has something new."""
-        outputs = self._undelivered + self._advance()
-        self._undelivered = []
+        """One iteration of the loop: one output for each request that has something new.
+
+        Ctrl-C is seen when the iteration is over; what it brought is returned by the next call.
+        PagedKVError: another thread is stepping this engine.
+        """
+        self._advance()
         if not len(self._processor):
             # Whoever is left in the loop has been ended by a stop string: release its blocks.
-            outputs += self._advance()
-        return outputs
+            self._advance()
+        outputs, self._undelivered = self._undelivered, []
+        newest = {output.request_id: output for output in outputs}
+        return [o for o in outputs if o.finished or newest[o.request_id] is o]
 
     def put_back(self, outputs: list[RequestOutput]) -> None:
         """Outputs that the caller of `step` has no use for, for the next `step` to return."""
@@ -147,9 +155,18 @@ class LLMEngine:
         """Whether `step` has something to do or to return."""
         return bool(self._undelivered) or self.core.has_unfinished()
 
-    def _advance(self) -> list[RequestOutput]:
+    def _advance(self) -> None:
         if not self.core.has_unfinished():
-            return []
+            return
+        if not self._stepping.acquire(blocking=False):
+            raise PagedKVError("another thread is in a step of this engine: step from one thread")
+        try:
+            with deferred_interrupt():
+                self._iterate()
+        finally:
+            self._stepping.release()
+
+    def _iterate(self) -> None:
         deltas, stats = self.core.step(self.clock())
         if stats is not None:
             self.last_stats = stats
@@ -158,4 +175,4 @@ class LLMEngine:
             for output in outputs:
                 if output.finished:
                     del self._live[output.request_id]
-        return outputs
+            self._undelivered += outputs

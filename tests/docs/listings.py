@@ -1,4 +1,4 @@
-"""The Python listings of a Markdown page, and a process in which torch cannot be imported."""
+"""The Python listings of a Markdown page, and running them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,14 @@ def python_listings(page: Path, section: str | None = None) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, re.S)
 
 
-def run_without_torch(listings: list[str]) -> None:
-    """Runs listings as one program, with numpy alone."""
-    program = BLOCKED + "\n".join(listings)
+def run(program: str) -> str:
+    """Runs a program in a process of its own; what it printed."""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+def run_without_torch(listings: list[str]) -> None:
+    """Runs listings as one program, with numpy alone."""
+    run(BLOCKED + "\n".join(listings))

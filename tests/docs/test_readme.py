@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
-from listings import ROOT, python_listings, run_without_torch
+from listings import ROOT, python_listings, run, run_without_torch
 
 README = ROOT / "README.md"
 
@@ -26,8 +23,4 @@ def test_every_listing_is_python() -> None:
 @pytest.mark.parity
 def test_the_engine_listing_writes_text_with_the_embedded_model() -> None:
     [listing] = python_listings(README, "The engine")
-    done = subprocess.run(
-        [sys.executable, "-c", listing], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Paris" in done.stdout
+    assert "Paris" in run(listing)

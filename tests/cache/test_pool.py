@@ -167,3 +167,17 @@ def _is_counts(target: ast.expr) -> bool:
     while isinstance(target, ast.Subscript):
         target = target.value
     return isinstance(target, ast.Attribute) and target.attr in ("counts", "group_counts")
+
+
+def test_stale_content_a_sequence_open_at_a_reset_publishes_nothing() -> None:
+    """K/V of old weights found under new ones (vllm#9744): the first block was not full yet."""
+    m = BlockManager(6, 4)
+    seq, late = write(m, [1, 2, 3]), m.open()
+    m.reset_cache()
+    grow(m, seq, [4, 5])
+    (twin,) = m.fork(seq)
+    m.close(seq)
+    m.close(twin)
+    grow(m, late, [1, 2])  # nothing of it is from before the reset
+    m.close(late)
+    assert m.match([1, 2, 3, 4, 5]).cached_tokens == 2

@@ -142,7 +142,7 @@ class CacheProgram:
         return (
             tuple(
                 (
-                    (s.part, s.extra, s.public, tuple(s.tokens), s.found, s.reserved),
+                    (s.part, s.extra, s.public, tuple(s.tokens), s.found, s.reserved, s.outdated),
                     number[s.source],
                     tuple(number[block] for block in s.blocks),
                 )

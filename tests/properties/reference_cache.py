@@ -37,6 +37,7 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     found: int = 0
+    outdated: bool = False  # has K/V from before a reset
     reserved: int | None = None
     source: int | None = None
 
@@ -280,7 +281,9 @@ class ReferenceCache:
 
     def parent_name(self, seq: Sequence, i: int) -> Name | None:
         """None if the parent has no name: its child is never published."""
-        return () if i == 0 else self.names.get(seq.blocks[i - 1])
+        if i == 0:
+            return None if seq.outdated else ()
+        return self.names.get(seq.blocks[i - 1])
 
     def publish_full(self, seq: Sequence, i: int) -> None:
         parent = self.parent_name(seq, i)
@@ -319,7 +322,13 @@ class ReferenceCache:
         return [
             self.add(
                 Sequence(
-                    seq.part, seq.extra, seq.public, list(seq.tokens), list(seq.blocks), seq.found
+                    seq.part,
+                    seq.extra,
+                    seq.public,
+                    list(seq.tokens),
+                    list(seq.blocks),
+                    seq.found,
+                    seq.outdated,
                 )
             )
             for _ in range(n)
@@ -333,6 +342,7 @@ class ReferenceCache:
         self.drop_entries(seq, n)
         del seq.tokens[n:]
         seq.public = min(seq.public, n)
+        seq.outdated = seq.outdated and n > 0
 
     def close(self, seq_id: int) -> None:
         seq = self.get(seq_id)
@@ -359,6 +369,8 @@ class ReferenceCache:
     def reset_cache(self) -> None:
         self.names.clear()
         self.order.clear()
+        for seq in self.seqs.values():
+            seq.outdated = seq.outdated or bool(seq.tokens) or bool(seq.reserved)
 
     def lease(self, blocks: list[int]) -> int:
         if len(set(blocks)) < len(blocks):

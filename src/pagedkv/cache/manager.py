@@ -291,6 +291,7 @@ class BlockManager:
             rows.write(np.full(len(blocks), child), np.arange(len(blocks)), blocks)
             rows.lengths[child] = rows.lengths[row]
             rows.found[child] = rows.found[row]
+            rows.outdated[child] = rows.outdated[row]
             new.append(child)
         self._changed()
         return tuple(rows.seq(child) for child in new)
@@ -313,6 +314,7 @@ class BlockManager:
         drop_entries(self._state, which, np.array([-(-n // self.block_size)]), have)
         self.table.lengths[row] = n
         self.table.public[row] = min(int(self.table.public[row]), n)
+        self.table.outdated[row] &= n > 0
         self._changed()
 
     def close(self, seq: SeqId) -> None:
@@ -342,7 +344,13 @@ class BlockManager:
         return evicted
 
     def reset_cache(self) -> None:
-        """Withdraws every name; cached blocks become free, held blocks stay with their holders."""
+        """Withdraws every name; cached blocks become free, held blocks stay with their holders.
+
+        What is computed for the sequences that are open now is never published: whoever resets
+        because K/V would differ from now on (new weights) gets no old K/V from them.
+        """
+        table = self.table
+        table.outdated |= (table.lengths > 0) | (table.reserved > 0)
         withdraw(
             self._state,
             [b for b, p in enumerate(self.index.parents) if p == ROOT and self.index.keys[b]],

@@ -21,7 +21,9 @@ def publish_full(state: State, which: Int64, firsts: Int64, lasts: Int64) -> Non
     rows, at = which[owner], firsts[owner] + place
     blocks = table.blocks[rows, at]
     before = np.where(at > 0, table.blocks[rows, at - 1], ROOT)
-    named = (before == ROOT) | (state.pool.extents[before] == state.block_size)
+    named = np.where(
+        before == ROOT, ~table.outdated[rows], state.pool.extents[before] == state.block_size
+    )
     public = at < table.public[rows] // state.block_size
     contents, size = token_bytes(state.contents[blocks].reshape(-1)), 4 * state.block_size
     published: list[int] = []
@@ -59,7 +61,7 @@ def publish_tail(state: State, row: int) -> None:
     parent = int(rows.blocks[row, at - 1]) if at else ROOT
     if pool.counts[block] > 1 or pool.extents[block]:
         return
-    if parent != ROOT and pool.extents[parent] != state.block_size:
+    if rows.outdated[row] if parent == ROOT else pool.extents[parent] != state.block_size:
         return
     frames = rows.frames[row]
     frame = frames.public if at < int(rows.public[row]) // state.block_size else frames.private

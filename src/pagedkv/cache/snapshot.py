@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from pagedkv.cache.manager import BlockManager
 
 _MAGIC = b"pkvsnap1"
-_ROW_ARRAYS = ("seqs", "lengths", "reserved", "copy_sources", "public", "found", "stamps")
+_ROW_ARRAYS = (
+    "seqs",
+    "lengths",
+    "reserved",
+    "copy_sources",
+    "public",
+    "found",
+    "outdated",
+    "stamps",
+)
 
 
 def pack_manager(m: BlockManager) -> bytes:
@@ -122,6 +131,7 @@ def state_key(m: BlockManager) -> bytes:
             numbers[source],
             int(table.public[row]),
             int(table.found[row]),
+            bool(table.outdated[row]),
             table.frames[row],
         )
         for row, source in zip(rows, sources, strict=True)

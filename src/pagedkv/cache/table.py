@@ -48,6 +48,8 @@ class BlockTable:
         self.copy_sources = self.group_copy_sources[0]
         self.public = np.zeros(max_seqs, np.int64)
         self.found = np.zeros(max_seqs, np.int64)  # tokens that `open` found cached
+        # Holds K/V from before a reset of the cache: must not publish a first block.
+        self.outdated = np.zeros(max_seqs, np.bool_)
         self.stamps = np.zeros(max_seqs, np.int64)  # when an entry of the row was last changed
         self.clock = 0
         self.namespaces: list[tuple[str | bytes | None, bytes | None]] = [(None, None)] * max_seqs
@@ -104,6 +106,7 @@ class BlockTable:
         self.blocks[row, : self.num_blocks(row)] = 0
         self.seqs[row] = self.lengths[row] = self.public[row] = 0
         self.found[row] = self.stamps[row] = 0
+        self.outdated[row] = False
         self._unused.append(row)
 
     def seq(self, row: int) -> SeqId:

@@ -6,8 +6,10 @@ The engine's names are imported when they are first used, so `import pagedkv` ne
 from __future__ import annotations
 
 import importlib
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING
+
+from pagedkv.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from pagedkv.cache import BlockManager
@@ -38,12 +40,35 @@ _HOME = MappingProxyType(
         "BlockManager": "pagedkv.cache",
     }
 )
+# What `import` calls the packages of the extra.
+_ENGINE_EXTRA = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "gguf",
+    "huggingface_hub",
+    "typer",
+    "rich",
+)
+
+
+def import_with_extra(module: str) -> ModuleType:
+    """Imports a module that needs `pagedkv[engine]`. MissingExtraError says what is missing."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name not in _ENGINE_EXTRA:
+            raise
+        raise MissingExtraError(
+            f'{error.name} is not installed: pip install "pagedkv[engine]"'
+        ) from None
 
 
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    return getattr(import_with_extra(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:

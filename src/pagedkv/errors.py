@@ -20,3 +20,7 @@ class ModelError(PagedKVError, ValueError):
 
 class RequestError(PagedKVError, ValueError):
     """A request can never run as given: names the field, its value and the limit."""
+
+
+class MissingExtraError(PagedKVError, ImportError):
+    """A package of an extra is not installed: names it and the extra."""

@@ -112,6 +112,21 @@ def test_bad_logits_end_their_own_request_only(llm: LLM) -> None:
         assert got[i].outputs[0].token_ids == want[i].outputs[0].token_ids
 
 
+def test_dead_engine_a_step_that_was_never_collected_is_dropped(llm: LLM) -> None:
+    executor = llm.engine.core.executor
+    want = generate(llm, PROMPT, max_tokens=3).outputs[0].token_ids
+    collect = executor.collect
+
+    def interrupted(ticket: Any) -> Any:
+        executor.collect = collect  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    executor.collect = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        generate(llm, PROMPT, max_tokens=3)
+    assert generate(llm, PROMPT, max_tokens=3).outputs[0].token_ids == want
+
+
 def test_failed_step_ends_its_batch_and_the_engine_goes_on(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=6)
     want = llm.generate({"prompt_token_ids": PROMPT}, params)

@@ -254,7 +254,8 @@ def test_refusals_name_the_value_and_change_nothing(
 
 
 @pytest.mark.parametrize(
-    "kwargs", [{"priority": "high"}, {"priority": True}, {"tenant": 3}, {"request_id": ""}]
+    "kwargs",
+    [{"priority": "high"}, {"priority": True}, {"tenant": 3}, {"tenant": ""}, {"request_id": ""}],
 )
 def test_refusals_of_what_comes_with_a_prompt(kwargs: dict[str, object]) -> None:
     engine = toy_engine()

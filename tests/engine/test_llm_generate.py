@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_llm import save_tiny_llm
@@ -76,6 +78,46 @@ def test_all_forms_of_prompts(llm: LLM) -> None:
     assert llm.generate([], GREEDY) == []
 
 
+@pytest.mark.parametrize("array", [np.array, torch.tensor, tuple, list], ids=str)
+def test_token_ids_of_any_array_are_plain_integers(llm: LLM, array: Callable[..., Any]) -> None:
+    (output,) = llm.generate({"prompt_token_ids": array([5, 6])}, GREEDY)
+    assert output.prompt_token_ids == (5, 6)
+    assert {type(token) for token in output.prompt_token_ids} == {int}
+
+
+def test_token_ids_without_their_key_are_refused_with_it(llm: LLM) -> None:
+    for prompts in ([1, 2, 3], [[1, 2], [3]], np.array([1, 2])):
+        with pytest.raises(RequestError, match=r"prompts?\b.*\{'prompt_token_ids': \[...\]\}"):
+            llm.generate(prompts)  # type: ignore[arg-type]
+
+
+def test_parameters_by_the_name_that_vllm_users_know(llm: LLM) -> None:
+    (by_name,) = llm.generate("abc", sampling_params=GREEDY)
+    assert tokens([by_name]) == tokens(llm.generate("abc", GREEDY))
+    with pytest.raises(
+        RequestError, match=r"sampling_params=\{'temperature': 0\} must be Sampling"
+    ):
+        llm.generate("x", {"temperature": 0})  # type: ignore[arg-type]
+
+
+def test_an_unknown_key_of_a_prompt_is_named(llm: LLM) -> None:
+    for prompt in ({"promt": "x"}, {"prompt": "x", "promt": "y"}):
+        with pytest.raises(RequestError, match="no key 'promt'"):
+            llm.generate(prompt)  # type: ignore[arg-type]
+
+
+def test_tokenizer_of_the_model(llm: LLM, tmp_path: Path) -> None:
+    (output,) = llm.generate("abc", GREEDY)
+    assert tuple(llm.get_tokenizer()("abc")["input_ids"]) == output.prompt_token_ids
+    save_tiny_llm(tmp_path)
+    for file in tmp_path.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ModelError, match=f"{tmp_path} has no tokenizer: put tokenizer.json there"):
+        make(tmp_path).get_tokenizer()
+    with pytest.raises(RequestError, match=r"put tokenizer\.json into its folder"):
+        make(tmp_path).generate("abc")
+
+
 def test_default_params(llm: LLM) -> None:
     assert [len(t) for t in tokens(llm.generate(["a", "b"]))] == [16, 16]
 
@@ -119,6 +161,18 @@ def test_chat_uses_the_models_template(llm: LLM) -> None:
     for wrong in ([], [{"role": "user"}], [{"role": "wizard", "content": "x"}]):
         with pytest.raises(RequestError):
             llm.chat(wrong, GREEDY)
+
+
+def test_chat_joins_parts_of_text_and_names_what_is_none(llm: LLM) -> None:
+    parts: list[dict[str, object]] = [{"type": "text", "text": t} for t in ("one", "two")]
+    (output,) = llm.chat([{"role": "user", "content": parts}], GREEDY)
+    assert output.prompt == "[user]one\ntwo[assistant]"
+    image = {"type": "image_url", "image_url": {"url": "x"}}
+    for content in ([*parts, image], "image_url"), (None, "content=None"), (["a"], "part 'a'"):
+        with pytest.raises(RequestError, match=content[1]):
+            llm.chat([{"role": "user", "content": content[0]}])
+    with pytest.raises(RequestError, match=r"messages='hi' must be a list of \{'role'"):
+        llm.chat("hi")  # type: ignore[arg-type]
 
 
 class Interrupting:
@@ -353,6 +407,18 @@ def test_importing_pagedkv_imports_no_torch() -> None:
         "pagedkv.LLM; assert 'torch' in sys.modules; assert 'LLM' in dir(pagedkv)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("missing", ["torch", "transformers"])
+def test_foreign_exception_a_missing_extra_is_named(missing: str) -> None:
+    code = (
+        f"import sys; sys.modules[{missing!r}] = None\n"
+        "try:\n    from pagedkv import LLM\n"
+        "except ImportError as error:\n    print(type(error).__name__, error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    want = f'MissingExtraError {missing} is not installed: pip install "pagedkv[engine]"\n'
+    assert done.stdout == want
 
 
 def test_unknown_attribute_is_an_attribute_error() -> None:

@@ -22,7 +22,8 @@ class ModelExecutor:
     """Owns the decoder and, through the backend, the K/V tensors. One step is in flight.
 
     `submit` takes the changed table rows at once, so that they are not lost if the step fails;
-    `collect` does the work and raises whatever made the step as a whole fail.
+    `collect` does the work and raises whatever made the step as a whole fail. A step that was
+    never collected, as after an interrupt, is dropped by the next `submit`.
     """
 
     def __init__(self, decoder: Decoder, backend: AttentionBackend) -> None:
@@ -31,10 +32,6 @@ class ModelExecutor:
         self._pending: tuple[Step, AttentionBatch] | None = None
 
     def submit(self, step: Step) -> Ticket:
-        if self._pending is not None:
-            raise RuntimeError(
-                f"step {self._pending[0].index} is still in flight: collect it first"
-            )
         tables = self._mirror.apply(step)
         width = -(-int(step.context_lens.max(initial=1)) // self._backend.spec.block_size)
         batch = AttentionBatch(step.query_lens, step.context_lens, tables[:, :width], step.slots)

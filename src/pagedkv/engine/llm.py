@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from pagedkv.attention.backends import REBUILD, choose_backend, make_backend, stored_block_bytes
 from pagedkv.cache import BlockManager
@@ -19,7 +20,7 @@ from pagedkv.engine.machine import THREADS_VARIABLE, machine_memory, num_threads
 from pagedkv.engine.memory import StartupReport, pool_blocks, show_bytes
 from pagedkv.engine.output import RequestOutput
 from pagedkv.engine.requests import ChatMessages, Prepared, Prompt
-from pagedkv.errors import ConfigError, RequestError
+from pagedkv.errors import ConfigError, ModelError, RequestError
 from pagedkv.models.loader import load_model
 from pagedkv.scheduling.config import (
     MAX_NUM_SEQS,
@@ -35,6 +36,8 @@ from pagedkv.scheduling.scheduler import Scheduler
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 _LOG = logging.getLogger("pagedkv")
+
+_PROMPTS = "a prompt or a list of prompts; one of token ids is {'prompt_token_ids': [...]}"
 
 OnStep = Callable[[Sequence[RequestOutput], StepStats | None], None]
 
@@ -99,7 +102,9 @@ class LLM:
                 "attention_backend='native', or deterministic=False"
             )
         threads = _set_threads()
-        loaded = load_model(model, DTYPES[dtype], deterministic, device)
+        loaded = load_model(
+            model, DTYPES[dtype], deterministic, device, memory=machine_memory().available
+        )
         config, memory = loaded.config, machine_memory()
         kv_dtype = loaded.decoder.dtype
         if max_model_len is None:
@@ -163,53 +168,64 @@ class LLM:
         if attention_backend == "auto" and backend_name != "native":
             _LOG.warning("%s; %s", reason, REBUILD)
         self._num_requests = 0
+        self._tokenizer, self._path = loaded.tokenizer, loaded.path
+
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's own tokenizer. ModelError if its folder has none."""
+        if self._tokenizer is None:
+            raise ModelError(f"{self._path} has no tokenizer: put tokenizer.json there")
+        return self._tokenizer
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         on_step: OnStep | None = None,
     ) -> list[RequestOutput]:
         """Runs prompts to their end; results are in the order of the prompts.
 
         prompts: text, {"prompt": text}, {"prompt_token_ids": [...]}, or a list of these.
-        params: one for all or one a prompt. on_step: see `run`.
+        sampling_params: one for all or one a prompt. on_step: see `run`.
         RequestError names the prompt that cannot run; none of the list has been started then.
         When the call is interrupted its requests are aborted and their blocks released.
         """
-        return self.run(self.prepare(prompts, params), on_step=on_step)
+        return self.run(self.prepare(prompts, sampling_params), on_step=on_step)
 
     def chat(
         self,
         messages: ChatMessages | Sequence[ChatMessages],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         on_step: OnStep | None = None,
     ) -> list[RequestOutput]:
         """Like `generate`, for one conversation or several.
 
         A conversation is a list of {"role": ..., "content": ...}; the model's chat template makes
-        the prompt. RequestError if it has none.
+        the prompt. RequestError if it has none. A content is text, or parts of text, each
+        {"type": "text", "text": ...}, which line feeds join.
         """
-        conversations = _listed("messages", messages)
+        conversations = _listed(
+            "messages", messages, "a list of {'role': ..., 'content': ...}, or a list of lists"
+        )
         if all(isinstance(message, Mapping) for message in conversations):
             conversations = [conversations]
         prompts = [self.engine.chat_prompt(conversation) for conversation in conversations]
-        return self.generate(prompts, params, on_step=on_step)
+        return self.generate(prompts, sampling_params, on_step=on_step)
 
     def prepare(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Prepared]:
         """The requests of `generate`, checked; nothing runs yet. RequestError as there."""
         if isinstance(prompts, (str, Mapping)):
             prompts = [prompts]
-        prompts = _listed("prompts", prompts)
+        prompts = _listed("prompts", prompts, _PROMPTS)
+        params = sampling_params
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
-        params = _listed("params", params)
+        params = _listed("sampling_params", params, "SamplingParams, or one for each prompt")
         if len(params) != len(prompts):
             raise RequestError(f"{len(params)} params for {len(prompts)} prompts: give one each")
         prepared = []
@@ -260,9 +276,9 @@ class LLM:
         return [finished[i] for i in ids]
 
 
-def _listed(name: str, values: object) -> Sequence[Any]:
+def _listed(name: str, values: object, want: str) -> Sequence[Any]:
     if isinstance(values, (str, bytes, bytearray)) or not isinstance(values, Sequence):
-        raise RequestError(f"{name}={values!r:.200} must be a list, or one of what it lists")
+        raise RequestError(f"{name}={values!r:.200} must be {want}")
     return values
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
@@ -13,12 +17,14 @@ from pagedkv.errors import ModelError, RequestError
 from pagedkv.scheduling.messages import Add
 from pagedkv.scheduling.params import SamplingParams
 
+TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]] | torch.Tensor
+
 
 class PromptDict(TypedDict, total=False):
     """Text, token ids, or ids and the text they stand for."""
 
     prompt: str
-    prompt_token_ids: Sequence[int]
+    prompt_token_ids: TokenIds
 
 
 Prompt = str | PromptDict
@@ -58,7 +64,9 @@ class RequestReader:
         if not isinstance(request_id, str) or not request_id:
             raise RequestError(f"request_id={request_id!r} must be a non-empty string")
         if not isinstance(params, SamplingParams):
-            raise RequestError(f"params must be SamplingParams, got {type(params).__name__}")
+            raise RequestError(f"params={params!r:.200} must be SamplingParams")
+        if tenant == "":
+            raise RequestError("tenant='' is empty: give a name, or None for no tenant")
         if params.stop and self._tokenizer is None:
             raise RequestError("stop strings need text, and this model has no tokenizer: use ids")
         text, ids = self._tokens(prompt)
@@ -77,17 +85,16 @@ class RequestReader:
         if tokenizer is None or not self.has_chat_template:
             raise RequestError("this model has no chat template: use generate with a plain prompt")
         if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
-            raise RequestError(f"a conversation is a list of messages, not {messages!r:.200}")
+            raise RequestError(
+                f"a conversation is a list of messages, [{{'role': 'user', 'content': text}}], "
+                f"not {messages!r:.200}"
+            )
         if not messages:
             raise RequestError("the conversation is empty: give at least one message")
-        for message in messages:
-            if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-                raise RequestError(f"message {message!r} must have the keys 'role' and 'content'")
+        plain = [_plain_message(message) for message in messages]
         try:
             text = str(
-                tokenizer.apply_chat_template(
-                    [dict(m) for m in messages], tokenize=False, add_generation_prompt=True
-                )
+                tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
             )
         except Exception as error:  # the template is a program that came with the model
             raise RequestError(f"the chat template refuses these messages: {error}") from error
@@ -96,10 +103,16 @@ class RequestReader:
     def _tokens(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
         if isinstance(prompt, str):
             prompt = {"prompt": prompt}
-        if not isinstance(prompt, Mapping) or not prompt.keys() & {"prompt", "prompt_token_ids"}:
+        if isinstance(prompt, Mapping):
+            for key in prompt:
+                if key not in PromptDict.__annotations__:
+                    raise RequestError(
+                        f"a prompt has no key {key!r:.200}: use 'prompt' or 'prompt_token_ids'"
+                    )
+        if not isinstance(prompt, Mapping) or not prompt:
             raise RequestError(
                 f"a prompt is text, {{'prompt': text}} or {{'prompt_token_ids': [...]}}, "
-                f"not {type(prompt).__name__}"
+                f"not {prompt!r:.200}"
             )
         text = prompt.get("prompt")
         if text is not None and not isinstance(text, str):
@@ -109,19 +122,56 @@ class RequestReader:
             if not text:
                 raise RequestError("the prompt is empty: give at least one character")
             return text, self._encode(text, special=True)
-        if isinstance(ids, (str, bytes, bytearray)) or not isinstance(ids, Iterable):
-            raise RequestError(f"prompt_token_ids={ids!r:.200} must be a list of token ids")
-        return text, tuple(ids)
+        return text, _plain_ids(ids)
 
     def _encode(self, text: str, special: bool) -> tuple[int, ...]:
         if self._tokenizer is None:
-            raise RequestError("this model has no tokenizer: give {'prompt_token_ids': [...]}")
+            raise RequestError(
+                "this model has no tokenizer: put tokenizer.json into its folder, or give "
+                "{'prompt_token_ids': [...]}"
+            )
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"the prompt is not valid Unicode: {error}") from None
         encoded = self._tokenizer(text, add_special_tokens=special, verbose=False)
         return tuple(encoded["input_ids"])
+
+
+def _plain_ids(ids: object) -> tuple[int, ...]:
+    """Token ids of a list, an array or a tensor as Python's integers, as far as they are any."""
+    if isinstance(ids, (np.ndarray, torch.Tensor)):
+        ids = ids.tolist()
+    if isinstance(ids, (str, bytes, bytearray)) or not isinstance(ids, Sequence):
+        raise RequestError(f"prompt_token_ids={ids!r:.200} must be a list of token ids")
+    try:
+        return tuple(map(operator.index, ids))
+    except TypeError:
+        return tuple(ids)  # the scheduler's check says what is wrong
+
+
+def _plain_message(message: object) -> dict[str, Any]:
+    """A chat message whose content is text; parts of text are joined by line feeds."""
+    if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+        raise RequestError(f"message {message!r:.200} must have the keys 'role' and 'content'")
+    content = message["content"]
+    if isinstance(content, str):
+        return dict(message)
+    if isinstance(content, (bytes, bytearray)) or not isinstance(content, Sequence):
+        raise RequestError(
+            f"content={content!r:.200} must be text, or a list of {{'type': 'text', 'text': ...}}"
+        )
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        text = part.get("text") if kind == "text" else None
+        if not isinstance(text, str):
+            raise RequestError(
+                f"content part {part!r:.200} is not {{'type': 'text', 'text': ...}}: "
+                "only text is implemented"
+            )
+        texts.append(text)
+    return {**message, "content": "\n".join(texts)}
 
 
 def text_decoder(tokenizer: PreTrainedTokenizerBase | None) -> Tokenizer | None:

@@ -108,7 +108,7 @@ class SamplingParams:
             ("min_p", 0.0, 1.0, True),
             ("presence_penalty", -2.0, 2.0, True),
             ("frequency_penalty", -2.0, 2.0, True),
-            ("repetition_penalty", 0.0, 100.0, False),
+            ("repetition_penalty", 0.01, 100.0, True),
         )
         for name, low, high, closed in bounds:
             value = getattr(self, name)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +18,7 @@ from safetensors.torch import load_file
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from pagedkv.models import EMBEDDED_MODEL, embedded, load_model
+from pagedkv.models.partial import partial_folder
 
 SHAPES = {
     "token_embd": (259, 32),
@@ -137,6 +141,70 @@ def test_a_process_that_finishes_second_uses_the_first_ones_folder(package, monk
     assert len(calls) == 2
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
     load_model(EMBEDDED_MODEL)
+
+
+def test_what_a_killed_conversion_left_is_removed_by_the_next(package, monkeypatch) -> None:
+    models = embedded.cache_root() / "models"
+
+    def killed(source, folder, dtype):
+        (folder / "model.safetensors").write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(embedded, "convert", killed)
+        child = os.fork()
+        if child == 0:
+            embedded.embedded_folder(torch.bfloat16)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    [left] = models.iterdir()
+    assert left.name.startswith(".")
+    folder = embedded.embedded_folder(torch.float32)
+    assert list(models.iterdir()) == [folder]
+
+
+def test_a_conversion_that_runs_is_left_alone(tmp_path) -> None:
+    with partial_folder(tmp_path, "model-", "model-a") as first:
+        os.utime(first, (0, 0))
+        with partial_folder(tmp_path, "model-", "model-b") as second:
+            assert sorted(tmp_path.iterdir()) == sorted([first, second])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_folders_of_the_cache_are_left_alone(tmp_path) -> None:
+    others = [tmp_path / name for name in (".other-x", "model-a")]
+    for other in others:
+        other.mkdir()
+    with partial_folder(tmp_path, "model-", "model-b"):
+        pass
+    assert sorted(tmp_path.iterdir()) == others
+
+
+def test_without_locks_of_folders_age_tells_what_is_abandoned(tmp_path, monkeypatch) -> None:
+    def flock(descriptor, operation):
+        raise OSError(errno.EBADF, "no locks on this file system")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    young, old = tmp_path / ".model-young", tmp_path / ".model-old"
+    young.mkdir()
+    old.mkdir()
+    os.utime(old, (0, 0))
+    with partial_folder(tmp_path, "model-", "model-a") as folder:
+        assert sorted(tmp_path.iterdir()) == sorted([folder, young])
+
+
+def test_a_folder_removed_before_it_was_locked_is_made_again(tmp_path, monkeypatch) -> None:
+    """Another process may take the moment between the two for abandonment."""
+    taken = []
+
+    def flock(descriptor, operation):
+        if not taken:
+            taken.extend(tmp_path.iterdir())
+            taken[0].rmdir()
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with partial_folder(tmp_path, "model-", "model-a") as folder:
+        assert folder.is_dir() and folder != taken[0]
 
 
 def test_two_processes_may_convert_at_once(package, tmp_path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import huggingface_hub
+import huggingface_hub.errors
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -53,13 +53,30 @@ def test_a_hub_id_is_downloaded_without_other_weights(tmp_path, monkeypatch) -> 
     assert "*.safetensors" in patterns and "*.json" in patterns and "*.bin" not in patterns
 
 
-def test_a_failed_download_names_the_model(monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            huggingface_hub.errors.LocalEntryNotFoundError("no snapshot\ncheck your connection"),
+            r"\(no network\?\): download it elsewhere and give the folder",
+        ),
+        (OSError("404: no such repository\nRequest ID: 1"), "404: no such repository"),
+        (RuntimeError(), "RuntimeError"),
+    ],
+    ids=["offline", "refused", "wordless"],
+)
+def test_a_failed_download_is_one_line_that_names_the_model(error, said, monkeypatch) -> None:
     def snapshot_download(repo_id, allow_patterns):
-        raise huggingface_hub.errors.LocalEntryNotFoundError("offline")
+        raise error
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    with pytest.raises(ModelError, match=r"owner/name.*offline"):
+    with pytest.raises(ModelError, match=rf"'owner/name' .* cannot be downloaded.*{said}$"):
         find_model("owner/name", torch.float32)
+
+
+def test_a_folder_without_a_config_says_which_folder_is_wanted(tmp_path) -> None:
+    with pytest.raises(ModelError, match=r"give the folder that holds config\.json and safetens"):
+        load_model(tmp_path)
 
 
 def test_settings_that_cannot_work_are_named(tmp_path) -> None:

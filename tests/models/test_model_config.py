@@ -374,3 +374,29 @@ def test_json_nested_too_deep_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[" * 100_000)
     with pytest.raises(ModelError, match="not valid JSON"):
         ModelConfig.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("vocab_size", 2**63),
+        ("num_hidden_layers", 10**400),
+        ("rms_norm_eps", 10**400),
+        ("rope_theta", 10**400),
+    ],
+)
+def test_numbers_that_no_machine_holds_are_refused(key: str, value: int) -> None:
+    with pytest.raises(ModelError, match=rf"{key}={value}"):
+        ModelConfig.from_dict(LLAMA_32_1B | {key: value})
+
+
+def test_layer_types_are_counted_before_they_are_compared() -> None:
+    """A list of that many would take all the memory there is."""
+    raw = LLAMA_32_1B | {"num_hidden_layers": 10**12, "layer_types": ["full_attention"]}
+    with pytest.raises(ModelError, match="layer_types"):
+        ModelConfig.from_dict(raw)
+
+
+def test_an_unknown_field_says_how_to_go_on() -> None:
+    with pytest.raises(ModelError, match=r"wibble=3.*remove it from config\.json"):
+        ModelConfig.from_dict(LLAMA_32_1B | {"wibble": 3})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -51,8 +52,8 @@ def write(saved, tmp_path):
     return write
 
 
-def load(folder, dtype=torch.float32, native=None):
-    return load_weights(folder, ModelConfig.from_folder(folder), dtype, native)
+def load(folder, dtype=torch.float32, native=None, memory=None):
+    return load_weights(folder, ModelConfig.from_folder(folder), dtype, native, memory)
 
 
 def shard(folder, tensors, split: int = 7):
@@ -170,9 +171,47 @@ def test_a_wrong_shape_is_named(saved, write) -> None:
         load(write(tensors | {Q0: tensors[Q0][:8].clone()}))
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "tensor"),
+    [
+        ("vocab_size", 10**12, "model.embed_tokens.weight"),
+        ("vocab_size", 2**63 - 1, "model.embed_tokens.weight"),
+        ("hidden_size", 10**9, "model.embed_tokens.weight"),
+        ("intermediate_size", 10**15, "model.layers.0.mlp.gate_proj.weight"),
+        ("head_dim", 10**12, Q0),
+        ("num_attention_heads", 10**12, Q0),
+    ],
+)
+@pytest.mark.parametrize("native", [None, import_native()], ids=["plain", "packed"])
+def test_a_size_that_no_file_confirms_is_refused_before_it_is_allocated(
+    saved, write, native, field, value, tensor
+) -> None:
+    _, tensors = saved
+    stored = re.escape(str(list(tensors[tensor].shape)))
+    with pytest.raises(ModelError, match=rf"safetensors.*{tensor}.*{stored}.*{field}={value}"):
+        load(write(tensors, **{field: value}), native=native)
+
+
+def test_layers_that_no_file_holds_are_refused_at_the_first(saved, write) -> None:
+    """So many would take minutes to lay out, and all the memory there is."""
+    _, tensors = saved
+    with pytest.raises(ModelError, match=r"model\.layers\.2\..*num_hidden_layers=1000000000000$"):
+        load(write(tensors, num_hidden_layers=10**12, layer_types=None))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_do_not_fit_in_memory_are_refused(saved, write, dtype) -> None:
+    _, tensors = saved
+    folder = write(tensors)
+    size = sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize
+    load(folder, dtype, memory=size)
+    with pytest.raises(ModelError, match=f"{size:,} bytes.*{size - 1:,} bytes"):
+        load(folder, dtype, memory=size - 1)
+
+
 def test_quantised_tensors_are_refused(saved, write) -> None:
     _, tensors = saved
-    with pytest.raises(ModelError, match=rf"{Q0}.*int8"):
+    with pytest.raises(ModelError, match=rf"{Q0}.* I8"):
         load(write(tensors | {Q0: tensors[Q0].to(torch.int8)}))
 
 

@@ -8,7 +8,7 @@ give fluent wrong text.
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ DEFAULT_ROPE_THETA = 10000.0  # of all four families when the config names none
 # What transformers' MistralConfig assumes when the key is absent (null means: no window).
 MISTRAL_DEFAULT_WINDOW = 4096
 QWEN3_DEFAULT_HEAD_DIM = 128
+MAX_COUNT = 2**63 - 1  # what a tensor's dimension can be
 ROPE_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "default": frozenset(),
@@ -128,6 +129,11 @@ class ModelConfig:
     @classmethod
     def from_folder(cls, folder: Path) -> ModelConfig:
         """Read `config.json` and, if there, `generation_config.json` of a local folder."""
+        if not (folder / "config.json").exists():
+            raise ModelError(
+                f"{folder} has no config.json: give the folder that holds config.json and "
+                "safetensors"
+            )
         generation = folder / "generation_config.json"
         return cls.from_dict(
             read_json(folder / "config.json"),
@@ -166,8 +172,8 @@ def _refused(key: str, value: object, why: str) -> ModelError:
 
 def _count(raw: Mapping[str, Any], key: str) -> int:
     value = raw.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _refused(key, value, "a positive integer is needed")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_COUNT:
+        raise _refused(key, value, f"a positive integer up to {MAX_COUNT} is needed")
     return value
 
 
@@ -175,7 +181,7 @@ def _number(raw: Mapping[str, Any], key: str) -> float:
     value = raw.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise _refused(key, value, "a positive number is needed")
-    if not math.isfinite(value) or value <= 0:
+    if not 0 < value <= sys.float_info.max:
         raise _refused(key, value, "a positive number is needed")
     return float(value)
 
@@ -201,7 +207,12 @@ def _check_keys(raw: Mapping[str, Any], model_type: str) -> None:
         if rule is None:
             # A field that is unset cannot switch anything on.
             if value is not None:
-                raise _refused(key, value, "this field is unknown here and may change the result")
+                raise _refused(
+                    key,
+                    value,
+                    "this field is unknown here and may change the result; if it does not change "
+                    "the arithmetic, remove it from config.json",
+                )
         elif value is not None and value not in rule.neutral:
             raise _refused(key, value, f"{rule.what} is not implemented")
     architectures = raw.get("architectures")
@@ -214,10 +225,18 @@ def _check_keys(raw: Mapping[str, Any], model_type: str) -> None:
     if raw.get("hidden_act", "silu") != "silu":
         raise _refused("hidden_act", raw["hidden_act"], "only 'silu' is implemented")
     layers = raw.get("layer_types")
-    if layers is not None and layers != ["full_attention"] * _count(raw, "num_hidden_layers"):
+    if layers is not None and not _all_full(layers, _count(raw, "num_hidden_layers")):
         raise _refused(
             "layer_types", layers, "one 'full_attention' for each layer is what is implemented"
         )
+
+
+def _all_full(layers: object, count: int) -> bool:
+    return (
+        isinstance(layers, list)
+        and len(layers) == count
+        and all(layer == "full_attention" for layer in layers)
+    )
 
 
 def _check_window(raw: Mapping[str, Any], model_type: str, max_positions: int) -> None:

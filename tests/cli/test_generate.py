@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -87,18 +88,40 @@ def test_prompts_from_stdin_and_file(pagedkv: Run, tmp_path: Path) -> None:
     assert from_stdin[:2] == pagedkv("line one\nline two", "--max-tokens", "4")[:2]
 
 
-def test_seed_reproduces_and_sample_i_is_seed_plus_i(pagedkv: Run) -> None:
+def test_seed_reproduces_whatever_the_number_of_samples(pagedkv: Run) -> None:
     def texts(*args: str) -> list[str]:
         _, out, _ = pagedkv("x", "--temperature", "1", "--max-tokens", "6", "--json", *args)
         return [sample["text"] for sample in json.loads(out)["results"][0]["outputs"]]
 
     pair = texts("--seed", "5", "-n", "2")
-    assert pair == texts("--seed", "5") + texts("--seed", "6")
-    assert pair[0] != pair[1]
+    assert pair == texts("--seed", "5", "-n", "2") != texts("--seed", "6", "-n", "2")
+    assert pair[0] != pair[1] and pair[:1] == texts("--seed", "5")
+
+
+def test_equal_samples_every_prompt_has_its_own_seed_and_it_is_reported(
+    pagedkv: Run, model: str
+) -> None:
+    _, out, _ = pagedkv("x", "x", "-n", "2", "--temperature", "1", "--json", "--no-chat")
+    first, second = json.loads(out)["results"]
+    assert first["seed"] != second["seed"] and generated(first) != generated(second)
+    params = SamplingParams(seed=second["seed"] + 1, max_tokens=128)
+    (again,) = LLM(model, num_blocks=64).generate("x", params)
+    assert list(again.outputs[0].token_ids) == second["outputs"][1]["token_ids"]
 
 
 def test_json_is_all_there_is_and_counts_are_right(pagedkv: Run) -> None:
-    args = ("one", "three", "-n", "2", "--max-tokens", "5", "--json", "--no-chat")
+    args = (
+        "one",
+        "three",
+        "-n",
+        "2",
+        "--temperature",
+        "1",
+        "--max-tokens",
+        "5",
+        "--json",
+        "--no-chat",
+    )
     status, out, err = pagedkv(*args)
     assert status == 0 and err == ""
     data = json.loads(out)
@@ -119,8 +142,12 @@ def test_blocks_are_counted_while_the_only_step_runs(pagedkv: Run) -> None:
     assert json.loads(out)["usage"]["blocks_peak"] == 3
 
 
-def generated(data: dict[str, Any]) -> object:
-    return [sample["token_ids"] for sample in data["results"][0]["outputs"]]
+def generated(result: dict[str, Any]) -> object:
+    return [sample["token_ids"] for sample in result["outputs"]]
+
+
+def first(data: dict[str, Any]) -> object:
+    return generated(data["results"][0])
 
 
 # Each flag with a value, and figures of a run with it that differ from a run without.
@@ -133,11 +160,14 @@ FLAGS: dict[str, Callable[[dict[str, Any]], object]] = {
     "--block-size 2": lambda data: data["usage"]["blocks_peak"],
     "--max-tokens 3": lambda data: data["results"][0]["completion_tokens"],
     "--chat": lambda data: data["results"][0]["prompt_tokens"],
-    "--temperature 0": generated,
-    "--top-p 0.000001": generated,
-    "--top-k 1": generated,
-    "--seed 3": generated,
-    "-n 2": generated,
+    "--temperature 0": first,
+    "--top-p 0.000001": first,
+    "--top-k 1": first,
+    "--seed 3": first,
+    "-n 2": first,
+    "--min-p 1": first,
+    "--repetition-penalty 100": first,
+    "--max-num-seqs 3": lambda data: data["engine"]["max_num_seqs"],
 }
 
 
@@ -187,37 +217,43 @@ def test_silent_choice_json_says_that_gather_took_over_and_stderr_stays_empty(
 def test_ignored_setting_stream_is_honoured_or_refused(pagedkv: Run) -> None:
     status, out, _ = pagedkv("hello", "--max-tokens", "4", "--stream")
     assert status == 0 and out == pagedkv("hello", "--max-tokens", "4", "--no-stream")[1]
-    for args in (("a", "b"), ("a", "-n", "2"), ("a", "--json")):
+    for args in (("a", "b"), ("a", "-n", "2", "--temperature", "1"), ("a", "--json")):
         assert pagedkv(*args, "--max-tokens", "2", "--no-stream")[0] == 0
 
 
 BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "empty prompt": (("",), "empty"),
-    "empty among good": (("a", "", "b"), "prompt 1 is empty"),
+    "empty among good": (("a", "", "b"), "prompt 2 is empty"),
+    "white space": ((" \n",), "prompt 1 is empty"),
+    "stdin twice": (("-", "-"), "give '-' once"),
+    "equal samples": (("a", "-n", "3"), "give --temperature"),
+    "second prompt too long": (("a", "x" * 300), "prompt 2: "),
     "no prompt": ((), "stdin is empty"),
-    "prompt too long": (("x" * 300,), "max_model_len=256"),
+    "prompt too long": (("x" * 300,), "--max-model-len=256"),
     "prompt longer than the pool": (("x" * 100, "--num-blocks", "2"), "pool has 2"),
-    "negative max_tokens": (("a", "--max-tokens", "-5"), "max_tokens=-5"),
-    "max_tokens no number": (("a", "--max-tokens", "many"), "--max-tokens"),
-    "negative temperature": (("a", "--temperature", "-1"), "temperature=-1"),
-    "top_p out of range": (("a", "--top-p", "2"), "top_p=2"),
-    "n of zero": (("a", "-n", "0"), "n=0"),
+    "negative max_tokens": (("a", "--max-tokens", "-5"), "--max-tokens=-5"),
+    "max_tokens no number": (("a", "--max-tokens", "many"), "'many'"),
+    "negative temperature": (("a", "--temperature", "-1"), "--temperature=-1"),
+    "top_p out of range": (("a", "--top-p", "2"), "--top-p=2"),
+    "n of zero": (("a", "-n", "0"), "-n=0"),
     "unknown model": (("a", "--model", "nowhere"), "'nowhere' is unknown"),
     "unreadable file": (("--file", "/nowhere/x"), "cannot read /nowhere/x"),
     "a folder as file": (("--file", "/"), "cannot read /"),
     "two sources": (("a", "--file", "/nowhere/x"), "use one"),
     "pool larger than memory": (("a", "--num-blocks", "999999999999"), "are available"),
     "pool of bytes larger than memory": (("a", "--kv-memory", "900TiB"), "are available"),
-    "pool too small": (("a", "--kv-memory", "10"), "kv_cache_memory=10"),
+    "pool too small": (("a", "--kv-memory", "10"), "--kv-memory=10"),
     "no size": (("a", "--kv-memory", "much"), "--kv-memory='much'"),
-    "unknown backend": (("a", "--backend", "fast"), "attention_backend='fast'"),
-    "unknown dtype": (("a", "--dtype", "int3"), "dtype='int3'"),
-    "context longer than the model": (("a", "--max-model-len", "999"), "max_model_len=999"),
-    "block size of zero": (("a", "--block-size", "0"), "block_size=0"),
+    "unknown backend": (("a", "--backend", "fast"), "--backend='fast'"),
+    "unknown dtype": (("a", "--dtype", "int3"), "--dtype='int3'"),
+    "context longer than the model": (("a", "--max-model-len", "999"), "--max-model-len=999"),
+    "block size of zero": (("a", "--block-size", "0"), "--block-size=0"),
     "streaming several prompts": (("a", "b", "--stream"), "--stream cannot show 2 prompts"),
     "streaming several samples": (("a", "--stream", "-n", "2"), "--stream cannot show"),
     "streaming JSON": (("a", "--stream", "--json"), "--stream cannot show"),
-    "unknown option": (("a", "--fast"), "--fast"),
+    "unknown option": (("a", "--fast"), "see pagedkv generate --help"),
+    "two sizes": (("a", "--num-blocks", "3", "--kv-memory", "5"), "--num-blocks=3 and --kv-memory"),
+    "bits of another backend": (("a", "--deterministic", "--backend", "gather"), "no --determ"),
 }
 
 
@@ -243,7 +279,71 @@ def test_file_that_is_not_text(pagedkv: Run, tmp_path: Path) -> None:
 def test_request_that_outgrows_the_pool_says_so(pagedkv: Run) -> None:
     args = ("x" * 30, "--no-chat", "--num-blocks", "2", "--max-tokens", "50")
     status, _, err = pagedkv(*args)
-    assert status == 0 and "cut short" in err
+    assert status == 0 and "prompt 1, sample 0: cut short" in err
+    _, out, _ = pagedkv(*args, "--json")
+    (sample,) = json.loads(out)["results"][0]["outputs"]
+    assert sample["finish_reason"] == "length" and "cut short" in sample["error"]
+
+
+def test_a_line_of_a_file_is_named_by_its_number(pagedkv: Run, tmp_path: Path) -> None:
+    file = tmp_path / "prompts"
+    file.write_text("one\n\n" + "x" * 300)
+    status, _, err = pagedkv("--file", str(file))
+    assert status == 2 and f"line 3 of {file}: the prompt has" in err
+
+
+def test_a_dash_is_stdin(pagedkv: Run) -> None:
+    args = ("--max-tokens", "4")
+    lines = pagedkv("--file", "-", *args, stdin="one\ntwo\n")
+    assert lines[:2] == pagedkv("one", "two", *args)[:2]
+    assert pagedkv("one", "-", *args, stdin="two\n")[:2] == lines[:2]
+
+
+def test_any_of_several_stop_strings_ends_the_text(pagedkv: Run) -> None:
+    args = ("hello", "--no-chat", "--max-tokens", "9")
+    text = pagedkv(*args)[1]
+    _, out, _ = pagedkv(*args, "--stop", "no such text", "--stop", text[3])
+    assert out == text[: text.index(text[3])] + "\n" != text
+
+
+def test_prefix_caching_can_be_switched_off(pagedkv: Run) -> None:
+    args = ("x" * 40, "x" * 40, "--json", "--max-num-seqs", "1", "--max-tokens", "1")
+    cached = [
+        json.loads(pagedkv(*args, *more)[1])["usage"]["cached_tokens"]
+        for more in ((), ("--no-prefix-caching",))
+    ]
+    assert cached[0] > 0 == cached[1]
+
+
+def test_model_without_tokenizer_or_template_says_what_to_do(
+    pagedkv: Run, model: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(model, folder)
+    for file in folder.glob("*.jinja"):
+        file.unlink()
+    status, out, err = pagedkv("a", "--chat", "--model", str(folder))
+    assert (status, out) == (2, "") and "use --no-chat" in err
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    status, out, err = pagedkv("a", "--model", str(folder))
+    assert (status, out) == (2, "")
+    assert err == f"pagedkv: {folder} has no tokenizer: put tokenizer.json there\n"
+
+
+@pytest.mark.parametrize("option", ["--stream", "--no-stream"])
+def test_control_characters_do_not_reach_a_terminal(
+    pagedkv: Run, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    args = ("hello", "--no-chat", "--temperature", "5", "--max-tokens", "60", option)
+    piped = pagedkv(*args)[1]
+    assert any(ord(c) < 32 and c not in "\n\t" for c in piped)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    shown = pagedkv(*args)[1]
+    assert shown == "".join(
+        c if (ord(c) >= 32 and not 127 <= ord(c) < 160) or c in "\n\t" else f"\\x{ord(c):02x}"
+        for c in piped
+    )
 
 
 @pytest.mark.parametrize("args", [["nope"], ["--nope"], ["generate", "--nope"]])
@@ -258,14 +358,20 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"pagedkv {__version__}\n"
     for args in ([], ["--help"], ["generate", "--help"]):
         assert run(args) == 0
-        assert "generate" in capsys.readouterr().out
+        shown = capsys.readouterr().out
+        assert "generate" in shown
+        assert ("--version" in shown) == (args != ["generate", "--help"])
 
 
-@pytest.mark.parametrize("missing", ["typer", "torch", "transformers"])
-def test_missing_extra_is_named_in_one_line(missing: str, model: str) -> None:
+@pytest.mark.parametrize(
+    ("missing", "command"),
+    [("typer", "--help"), ("torch", "generate"), ("transformers", "generate")],
+)
+def test_missing_extra_is_named_in_one_line(missing: str, command: str, model: str) -> None:
+    args = [command, *(["hi", "--model", model] if command == "generate" else [])]
     code = (
         f"import sys; sys.modules[{missing!r}] = None; "
-        f"from pagedkv.cli.main import main; main(['generate', 'hi', '--model', {model!r}])"
+        f"from pagedkv.cli.main import main; main({args})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,18 @@ def test_what_is_no_size_is_named(text: str) -> None:
 def test_only_a_line_feed_parts_prompts(tmp_path: Path) -> None:
     file = tmp_path / "prompts"
     file.write_bytes("a\x0cb\u2028c\x85d\r\n\n e".encode())
-    assert read_prompts([], file, None) == ["a\x0cb\u2028c\x85d", " e"]
+    prompts = read_prompts([], file, None)
+    assert [prompt.text for prompt in prompts] == ["a\x0cb\u2028c\x85d", " e"]
+    assert [prompt.place for prompt in prompts] == [f"line 1 of {file}", f"line 3 of {file}"]
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "prompts"
+    file.write_text("\ufeffa\n\ufeffb")
+    assert [prompt.text for prompt in read_prompts([], file, None)] == ["a", "\ufeffb"]
+    for given, name in (["-"], None), ([], None), ([], Path("-")):
+        (prompt,) = read_prompts(given, name, io.StringIO("\ufeffa\n"))
+        assert prompt.text == "a"
 
 
 def test_closed_stdin_is_no_prompt() -> None:

@@ -2,11 +2,45 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Annotated
+
 import typer
 
+from pagedkv import __version__
 from pagedkv.cli.generate import generate
 from pagedkv.cli.main import INTERRUPTED
 from pagedkv.errors import PagedKVError
+
+# What the library calls the settings. Words of everyday language stand for a setting only with
+# their value.
+_FLAGS = MappingProxyType(
+    {
+        "attention_backend": "--backend",
+        "block_size": "--block-size",
+        "kv_cache_memory": "--kv-memory",
+        "max_model_len": "--max-model-len",
+        "max_num_seqs": "--max-num-seqs",
+        "max_tokens": "--max-tokens",
+        "min_p": "--min-p",
+        "num_blocks": "--num-blocks",
+        "repetition_penalty": "--repetition-penalty",
+        "top_k": "--top-k",
+        "top_p": "--top-p",
+        "deterministic=True": "--deterministic",
+        "deterministic=False": "no --deterministic",
+        "dtype=": "--dtype=",
+        "n=": "-n=",
+        "seed=": "--seed=",
+        "stop=": "--stop=",
+        "temperature=": "--temperature=",
+    }
+)
+# Not inside a word, a path, an option or a quotation.
+_NAME = re.compile(rf"(?<![\w./'\"-])({'|'.join(_FLAGS)})(?:(?<==)|\b)")
 
 
 class UsageError(PagedKVError):
@@ -28,16 +62,46 @@ def invoke(args: list[str]) -> int:
         status = command.main(args or ["--help"], prog_name="pagedkv", standalone_mode=False)
     except typer.Abort:  # what older versions make of an interrupt
         raise KeyboardInterrupt from None
+    except PagedKVError as error:
+        raise UsageError(in_flags(str(error))) from error
     except Exception as error:
         # Usage errors of click, which typer has, depending on its version, inside or beside it.
         message = getattr(error, "format_message", None)
         if message is None:
             raise
-        raise UsageError(f"{message()} (see pagedkv --help)") from error
+        where = getattr(getattr(error, "ctx", None), "command_path", "pagedkv")
+        raise UsageError(f"{message()}{_got(error, args)} (see {where} --help)") from error
     if status == INTERRUPTED:  # what newer versions make of it
         raise KeyboardInterrupt
     return status if isinstance(status, int) else 0
 
 
-def _callback() -> None:
+def in_flags(message: str) -> str:
+    """A message of the library with its settings under the names that they have here."""
+    return _NAME.sub(lambda name: _FLAGS[name[0]], message)
+
+
+def _got(error: Exception, args: Sequence[str]) -> str:
+    """The value of the option that an error is about, where its message may not show it."""
+    options = getattr(getattr(error, "param", None), "opts", ())
+    for option, value in itertools.pairwise(args):
+        if option in options:
+            return f", got {value!r}"
+    return ""
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"pagedkv {__version__}")
+        raise typer.Exit
+
+
+def _callback(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
     """LLM serving on a paged KV cache."""

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from pagedkv.cli.main import FAILED
-from pagedkv.cli.prompts import parse_bytes, read_prompts
+from pagedkv.cli.prompts import PromptText, parse_bytes, read_prompts
 from pagedkv.errors import RequestError
 from pagedkv.scheduling.messages import StepStats
 from pagedkv.scheduling.params import SamplingParams
@@ -26,14 +26,21 @@ if TYPE_CHECKING:  # torch takes seconds to import: not for `--help` or a wrong 
     from pagedkv.engine.output import RequestOutput
     from pagedkv.engine.requests import Prepared, Prompt
 
+_TEXT, _INTEGER, _NUMBER = "TEXT", "INTEGER", "NUMBER"
+
 
 def generate(
     prompts: Annotated[
-        list[str] | None, typer.Argument(help="Prompts; without any: --file, else stdin.")
+        list[str] | None,
+        typer.Argument(help="Prompts; - is stdin. Without any: --file, else stdin.", metavar=_TEXT),
     ] = None,
-    file: Annotated[Path | None, typer.Option(help="File with one prompt a line.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(help="File with one prompt a line; - is stdin.", metavar="FILE"),
+    ] = None,
     model: Annotated[
-        str, typer.Option(help="Embedded model, Hugging Face folder, or hub id.")
+        str,
+        typer.Option(help="Embedded model, Hugging Face folder, or hub id.", metavar=_TEXT),
     ] = "smollm2-135m-instruct",
     chat: Annotated[
         bool | None,
@@ -42,24 +49,57 @@ def generate(
             help="Whether prompts go through the chat template. Default: if the model has one.",
         ),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of a sample.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus; 1 is off.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Best k tokens; 0 is off.")] = 0,
-    seed: Annotated[int, typer.Option(help="Sample i is drawn with seed + i.")] = 0,
-    n: Annotated[int, typer.Option("-n", help="Samples a prompt.")] = 1,
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
-    block_size: Annotated[int, typer.Option(help="Tokens a block.")] = 16,
-    num_blocks: Annotated[int | None, typer.Option(help="Blocks of the pool.")] = None,
+    max_tokens: Annotated[
+        int, typer.Option(help="Most tokens of a sample.", metavar=_INTEGER)
+    ] = 128,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(help="Text that ends a sample; may be repeated.", metavar=_TEXT),
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.", metavar=_NUMBER)] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus; 1 is off.", metavar=_NUMBER)] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Best k tokens; 0 is off.", metavar=_INTEGER)] = 0,
+    min_p: Annotated[
+        float,
+        typer.Option(help="Least share of the best token's probability.", metavar=_NUMBER),
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1: less repetition.", metavar=_NUMBER)
+    ] = 1.0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            help="Each prompt gets a seed drawn from this one; its sample i adds i.",
+            metavar=_INTEGER,
+        ),
+    ] = 0,
+    n: Annotated[int, typer.Option("-n", help="Samples a prompt.", metavar=_INTEGER)] = 1,
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.", metavar=_TEXT)] = "auto",
+    block_size: Annotated[int, typer.Option(help="Tokens a block.", metavar=_INTEGER)] = 16,
+    num_blocks: Annotated[
+        int | None, typer.Option(help="Blocks of the pool.", metavar=_INTEGER)
+    ] = None,
     kv_memory: Annotated[
-        str | None, typer.Option(help="Memory of the pool: bytes, 512MiB, 2GB.")
+        str | None,
+        typer.Option(help="Memory of the pool: bytes, 512MiB, 2GB.", metavar="SIZE"),
     ] = None,
     max_model_len: Annotated[
-        int | None, typer.Option(help="Most tokens of prompt and output together.")
+        int | None,
+        typer.Option(help="Most tokens of prompt and output together.", metavar=_INTEGER),
     ] = None,
+    max_num_seqs: Annotated[
+        int, typer.Option(help="Most samples that run at once.", metavar=_INTEGER)
+    ] = 256,
+    no_prefix_caching: Annotated[
+        bool, typer.Option("--no-prefix-caching", help="Compute every prompt from its start.")
+    ] = False,
     backend: Annotated[
-        str, typer.Option(help="Attention: auto, native, gather or reference.")
+        str,
+        typer.Option(help="Attention: auto, native, gather or reference.", metavar=_TEXT),
     ] = "auto",
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The same bits whatever else runs.")
+    ] = False,
     stream: Annotated[
         bool | None,
         typer.Option(
@@ -78,8 +118,19 @@ def generate(
             f"{' and JSON' if as_json else ''}: it takes one prompt, one sample and no --json"
         )
     params = SamplingParams(
-        n=n, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, max_tokens=max_tokens
+        n=n,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        stop=stop or (),
+        max_tokens=max_tokens,
     )
+    if n > 1 and params.greedy:
+        raise RequestError(
+            f"the {n} samples of -n {n} are the same when greedy: give --temperature"
+        )
     kv_cache_memory = parse_bytes(kv_memory)
     from pagedkv.cli import show
     from pagedkv.engine.llm import LLM
@@ -94,14 +145,19 @@ def generate(
         num_blocks=num_blocks,
         kv_cache_memory=kv_cache_memory,
         max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        enable_prefix_caching=not no_prefix_caching,
         attention_backend=backend,
+        deterministic=deterministic,
+        seed=seed,
     )
+    llm.get_tokenizer()  # without one there is no text: said before the first prompt is read
+    if chat and not llm.engine.has_chat_template:
+        raise RequestError(f"{model} has no chat template: use --no-chat")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may lack a character
-    questions: list[Prompt] = list(texts)
-    if llm.engine.has_chat_template if chat is None else chat:
-        questions = [llm.engine.chat_prompt([{"role": "user", "content": t}]) for t in texts]
-    requests = llm.prepare(questions, params)
+    through_template = llm.engine.has_chat_template if chat is None else chat
+    requests = _prepare(llm, texts, params, through_template)
     console = Console(stderr=True, highlight=False)
     if as_json:
         outputs, usage = _run(llm, requests, nullcontext(), lambda output: None)
@@ -114,9 +170,25 @@ def generate(
     else:
         outputs, usage = _run(llm, requests, *show.progress_bar(len(texts), console))
         show.print_texts(outputs, texts)
-    show.print_problems(outputs, console)
+    show.print_problems(outputs, texts, console)
     console.print(usage.table(llm.report.max_model_len))
     return _status(outputs)
+
+
+def _prepare(
+    llm: LLM, texts: Sequence[PromptText], params: SamplingParams, through_template: bool
+) -> list[Prepared]:
+    """The requests, all of them checked. RequestError says where the prompt stands."""
+    requests: list[Prepared] = []
+    for given in texts:
+        try:
+            prompt: Prompt = given.text
+            if through_template:
+                prompt = llm.engine.chat_prompt([{"role": "user", "content": given.text}])
+            requests += llm.prepare(prompt, params)
+        except RequestError as error:
+            raise RequestError(f"{given.place}: {error}") from error
+    return requests
 
 
 def _run(

@@ -10,23 +10,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pagedkv import __version__
+from pagedkv import __version__, engine_extra
 from pagedkv.errors import PagedKVError
 
 FAILED = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
-# What `import` calls the packages of the extra.
-ENGINE_EXTRA = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "gguf",
-    "huggingface_hub",
-    "typer",
-    "rich",
-)
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -42,15 +31,12 @@ def run(args: list[str]) -> int:
     if sys.stdout is None:  # it was closed before we started
         return _complain("stdout is closed: send it to a file or to /dev/null")
     try:
-        from pagedkv.cli.app import invoke
+        with engine_extra():
+            from pagedkv.cli.app import invoke
 
-        status = invoke(args)
+            status = invoke(args)
         sys.stdout.flush()  # here, where a failure has a message
         return status
-    except ModuleNotFoundError as error:
-        if error.name not in ENGINE_EXTRA:
-            raise
-        return _complain(f'{error.name} is not installed: pip install "pagedkv[engine]"')
     except PagedKVError as error:
         return _complain(str(error))
     except KeyboardInterrupt:

@@ -11,11 +11,15 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from pagedkv.cli.prompts import PromptText
 from pagedkv.cli.usage import Usage
 from pagedkv.engine.memory import StartupReport
 from pagedkv.engine.output import RequestOutput
 
 Watch = Callable[[RequestOutput], None]
+
+# Controls of ASCII and Latin-1, but for line feed and tab: a terminal would obey them.
+_CONTROLS = {c: f"\\x{c:02x}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t"}
 
 
 def stream_text() -> Watch:
@@ -25,11 +29,16 @@ def stream_text() -> Watch:
     def watch(output: RequestOutput) -> None:
         nonlocal shown
         text = output.outputs[0].text
-        sys.stdout.write(text[shown:] + ("\n" if output.finished else ""))
+        sys.stdout.write(_printable(text[shown:]) + ("\n" if output.finished else ""))
         sys.stdout.flush()
         shown = len(text)
 
     return watch
+
+
+def _printable(text: str) -> str:
+    """Text as stdout may have it: on a terminal no control character of a model's gets through."""
+    return text.translate(_CONTROLS) if sys.stdout.isatty() else text
 
 
 def progress_bar(total: int, console: Console) -> tuple[AbstractContextManager[object], Watch]:
@@ -48,32 +57,37 @@ def progress_bar(total: int, console: Console) -> tuple[AbstractContextManager[o
     return bar, lambda output: bar.advance(task, 1 if output.finished else 0)
 
 
-def print_texts(outputs: Sequence[RequestOutput], prompts: Sequence[str]) -> None:
+def print_texts(outputs: Sequence[RequestOutput], prompts: Sequence[PromptText]) -> None:
     """All samples; a heading names prompt and sample where there are several."""
     for output, prompt in zip(outputs, prompts, strict=True):
         for sample in output.outputs:
             if len(outputs) > 1 or len(output.outputs) > 1:
                 which = f" [{sample.index}]" if len(output.outputs) > 1 else ""
-                print(f"==> {prompt}{which}")
-            print(sample.text)
+                print(f"==> {_printable(prompt.text)}{which}")
+            print(_printable(sample.text))
 
 
-def print_problems(outputs: Sequence[RequestOutput], console: Console) -> None:
+def print_problems(
+    outputs: Sequence[RequestOutput], prompts: Sequence[PromptText], console: Console
+) -> None:
     """Why samples failed or were cut short."""
-    for i, output in enumerate(outputs):
+    for output, prompt in zip(outputs, prompts, strict=True):
         for sample in output.outputs:
             if sample.error is not None:
-                line = f"prompt {i}, sample {sample.index}: {sample.error}"
+                line = f"{prompt.place}, sample {sample.index}: {sample.error}"
                 console.print(line, style="yellow", markup=False, soft_wrap=True)
 
 
 def as_json(
-    report: StartupReport, outputs: Sequence[RequestOutput], prompts: Sequence[str], usage: Usage
+    report: StartupReport,
+    outputs: Sequence[RequestOutput],
+    prompts: Sequence[PromptText],
+    usage: Usage,
 ) -> str:
     """One object: what ran, a result a prompt, the totals."""
     results = [
         {
-            "prompt": prompt,
+            "prompt": prompt.text,
             "prompt_tokens": len(output.prompt_token_ids),
             "cached_tokens": output.num_cached_tokens,
             "completion_tokens": sum(len(sample.token_ids) for sample in output.outputs),

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pagedkv.engine.sampler import draw, draw_all, log_softmax, score_token, uniform
+from pagedkv.errors import RequestError
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.step import Sample
 
@@ -163,6 +164,14 @@ def test_forbidden_tokens_and_logit_bias_change_the_choice() -> None:
 
 def penalised(row: list[float], **kwargs: object) -> int:
     return draw(np.array(row, np.float32), sample(temperature=0, **kwargs)).token
+
+
+def test_overflow_the_smallest_repetition_penalty_keeps_scores_finite() -> None:
+    """A logit divided by 1e-320 is infinite."""
+    with pytest.raises(RequestError, match="repetition_penalty=1e-320"):
+        SamplingParams(repetition_penalty=1e-320)
+    least = sample(repetition_penalty=0.01, output=np.array([0], np.int32))
+    assert draw(np.array([np.finfo(np.float32).max, 1.0], np.float32), least).token == 0
 
 
 def test_repetition_penalty_covers_prompt_and_output_and_both_signs() -> None:

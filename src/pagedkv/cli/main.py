@@ -13,6 +13,11 @@ from collections.abc import Sequence
 from pagedkv import __version__, engine_extra
 from pagedkv.errors import PagedKVError
 
+# How long a thread of the kernels waits actively for the others before it gives its core away:
+# some tens of microseconds, longer than the gaps between kernels. libgomp's own default is
+# milliseconds, in which a core that somebody else needs too is lost to both.
+SPIN_COUNT = "10000"
+
 FAILED = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -30,6 +35,7 @@ def run(args: list[str]) -> int:
         return 0
     if sys.stdout is None:  # it was closed before we started
         return _complain("stdout is closed: send it to a file or to /dev/null")
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # read when torch is loaded
     try:
         with engine_extra():
             from pagedkv.cli.app import invoke

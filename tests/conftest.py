@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from pagedkv.cache import BlockManager
 
@@ -20,6 +21,10 @@ for _name, _value in {
     "PAGEDKV_NUM_THREADS": "1",
 }.items():
     os.environ.setdefault(_name, _value)
+
+# The same examples everywhere, and no test judged by the clock of a busy machine.
+settings.register_profile("pagedkv", deadline=None, derandomize=True)
+settings.load_profile("pagedkv")
 
 _PASSED = pytest.StashKey[bool]()
 

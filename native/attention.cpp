@@ -11,8 +11,8 @@ namespace {
 
 constexpr float kEmpty = -std::numeric_limits<float>::infinity();
 
-// A partial state is padded_dim weighted values, then the maximum and the sum.
-int64_t partial_floats(int64_t padded_dim) { return padded_dim + kLanes; }
+// A state is padded_dim weighted values, then the maximum and the sum.
+int64_t state_floats(int64_t padded_dim) { return padded_dim + kLanes; }
 
 // Where the rows of one span lie: the walk through the table, once for a whole tile.
 struct SpanRows {
@@ -54,7 +54,7 @@ struct Attention::Scratch {
   float* scores;       // [3, kSpan]
   float* maximum;      // [kTile]
   float* sum;          // [kTile]
-  float* partials;     // shared by the threads
+  float* states;       // shared by the threads
 
   static int64_t floats(int64_t padded_dim) {
     return (2 * kTile + 2 * kSpan) * padded_dim + 3 * kSpan + 2 * kTile;
@@ -67,7 +67,7 @@ struct Attention::Scratch {
     scores = converted + 2 * kSpan * padded_dim;
     maximum = scores + 3 * kSpan;
     sum = maximum + kTile;
-    partials = shared;
+    states = shared;
   }
 
   void clear(int64_t count, int64_t padded_dim) {
@@ -80,9 +80,9 @@ struct Attention::Scratch {
 void Workspace::reserve(const Plan& plan, int64_t padded_dim) {
   thread_floats_ = round_up(Attention::scratch_floats(padded_dim), 16);
   const size_t threads = static_cast<size_t>(thread_floats_ * plan.num_threads());
-  const size_t partials = static_cast<size_t>(plan.num_partials() * partial_floats(padded_dim));
+  const size_t states = static_cast<size_t>(plan.num_states() * state_floats(padded_dim));
   if (threads_.size() < threads) threads_.resize(threads);
-  if (partials_.size() < partials) partials_.resize(partials);
+  if (states_.size() < states) states_.resize(states);
 }
 
 int64_t Attention::scratch_floats(int64_t padded_dim) { return Scratch::floats(padded_dim); }
@@ -98,17 +98,20 @@ Shape Attention::shape() const {
 void Attention::run(const Plan& plan, int64_t layer, Tokens q, Tokens k, Tokens v, Tokens out) {
   const int64_t num_tokens = static_cast<int64_t>(plan.slots().size());
   const int64_t num_items = static_cast<int64_t>(plan.items().size());
-  const int64_t num_merges = static_cast<int64_t>(plan.merges().size());
+  const int64_t num_rests = static_cast<int64_t>(plan.rests().size());
 #pragma omp parallel num_threads(plan.num_threads())
   {
-    Scratch scratch(workspace_.thread(omp_get_thread_num()), workspace_.partials(),
+    Scratch scratch(workspace_.thread(omp_get_thread_num()), workspace_.states(),
                     store_.layout.padded_dim);
 #pragma omp for schedule(static)
     for (int64_t token = 0; token < num_tokens; ++token) write(plan, layer, token, k, v);
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, 1) nowait
     for (int64_t i = 0; i < num_items; ++i) attend(plan, plan.items()[i], layer, q, out, scratch);
-#pragma omp for schedule(static)
-    for (int64_t i = 0; i < num_merges; ++i) finish(plan, plan.merges()[i], out, scratch);
+    if (num_rests) {
+#pragma omp barrier
+#pragma omp for schedule(dynamic, 1) nowait
+      for (int64_t i = 0; i < num_rests; ++i) attend(plan, plan.rests()[i], layer, q, out, scratch);
+    }
   }
 }
 
@@ -128,33 +131,36 @@ void Attention::write(const Plan& plan, int64_t layer, int64_t token, Tokens k, 
 }
 
 void Attention::attend(const Plan& plan, const Item& item, int64_t layer, Tokens q, Tokens out,
-                       Scratch& scratch) {
-  const Layout& layout = store_.layout;
-  const int64_t group = num_heads_ / layout.num_kv_heads;
-  const int64_t padded_dim = layout.padded_dim;
-  const int count = item.end_vector - item.first_vector;
-  const int64_t history = plan.context_len(item.row) - plan.query_len(item.row);
+                       Scratch& scratch) const {
+  const int64_t group = num_heads_ / store_.layout.num_kv_heads;
+  const int64_t padded_dim = store_.layout.padded_dim;
+  const int64_t size = size_of(store_.dtype);
+  const int32_t* vectors = plan.vectors().data() + item.first;
+  const int count = item.end - item.first;
+  int64_t seen[kTile];
   for (int i = 0; i < count; ++i) {
-    const int64_t vector = item.first_vector + i;
-    const int64_t token = plan.first_token(item.row) + vector / group;
-    const int64_t head = item.head * group + vector % group;
-    const std::byte* source =
-        q.data + (token * q.token_stride + head * q.head_stride) * size_of(store_.dtype);
-    kernels_.load_query(source, scale_, static_cast<int>(store_.head_dim),
-                        static_cast<int>(padded_dim), scratch.queries + i * padded_dim);
+    const int64_t token = vectors[i] / group;
+    const int64_t head = item.head * group + vectors[i] % group;
+    seen[i] = plan.seen(token);
+    kernels_.load_query(q.data + (token * q.token_stride + head * q.head_stride) * size, scale_,
+                        static_cast<int>(store_.head_dim), static_cast<int>(padded_dim),
+                        scratch.queries + i * padded_dim);
   }
-  const int64_t last_seen = history + (item.end_vector - 1) / group;
-  SpanRows rows[2];  // of the current span and of the next
-  rows[item.first_span % 2].find(store_, layer, item.head, plan.table(item.row), item.first_span,
-                                 last_seen);
-  int32_t limits[kTile];
   scratch.clear(count, padded_dim);
+  if (item.role == Item::kRest) take_up(plan, item, scratch);
+
+  // The last vector sees the most, or all see the item's spans whole.
+  const int64_t last_seen = seen[count - 1] - 1;
+  SpanRows rows[2];  // of the current span and of the next
+  if (item.first_span < item.end_span) {
+    rows[item.first_span % 2].find(store_, layer, item.head, plan.table(item.row),
+                                   item.first_span, last_seen);
+  }
+  int32_t limits[kTile];
   for (int64_t span = item.first_span; span < item.end_span; ++span) {
-    const int64_t start = span * kSpan;
     int first = 0;
     for (int i = 0; i < count; ++i) {
-      const int64_t seen = history + (item.first_vector + i) / group + 1 - start;
-      limits[i] = static_cast<int32_t>(std::clamp<int64_t>(seen, 0, kSpan));
+      limits[i] = static_cast<int32_t>(std::clamp<int64_t>(seen[i] - span * kSpan, 0, kSpan));
       first += limits[i] == 0;
     }
     const SpanRows& now = rows[span % 2];
@@ -166,52 +172,50 @@ void Attention::attend(const Plan& plan, const Item& item, int64_t layer, Tokens
     kernels_.attend_span({now.keys, now.values, next.keys, next.count, scratch.queries, limits,
                           first, count, static_cast<int>(padded_dim), scratch.scores,
                           scratch.converted, scratch.maximum, scratch.sum, scratch.accumulated});
-    if (item.partials < 0) continue;
-    float* partial = scratch.partials +
-                     (item.partials + (span - item.first_span) * count) * partial_floats(padded_dim);
-    for (int i = 0; i < count; ++i, partial += partial_floats(padded_dim)) {
-      std::copy_n(scratch.accumulated + i * padded_dim, padded_dim, partial);
-      partial[padded_dim] = scratch.maximum[i];
-      partial[padded_dim + 1] = scratch.sum[i];
-    }
-    scratch.clear(count, padded_dim);
+    if (item.role == Item::kPart) put_down(plan, item, span, first, scratch);
   }
-  if (item.partials >= 0) return;
+  if (item.role == Item::kPart) return;
   for (int i = 0; i < count; ++i) {
-    put(plan, item.row, item.head, item.first_vector + i, scratch.accumulated + i * padded_dim,
-        scratch.sum[i], out);
+    const int64_t token = vectors[i] / group;
+    const int64_t head = item.head * group + vectors[i] % group;
+    kernels_.store_output(scratch.accumulated + i * padded_dim, scratch.sum[i],
+                          static_cast<int>(store_.head_dim),
+                          out.data + (token * out.token_stride + head * out.head_stride) * size);
   }
 }
 
-void Attention::finish(const Plan& plan, const Merge& merge, Tokens out, Scratch& scratch) {
-  const int64_t group = num_heads_ / store_.layout.num_kv_heads;
+// Merges what parts put down, in the order of positions: the order of an item that is whole.
+void Attention::take_up(const Plan& plan, const Item& item, Scratch& scratch) const {
   const int64_t padded_dim = store_.layout.padded_dim;
-  const int64_t count = merge.end_vector - merge.first_vector;
-  const int64_t history = plan.context_len(merge.row) - plan.query_len(merge.row);
-  scratch.clear(count, padded_dim);
-  for (int64_t i = 0; i < count; ++i) {
-    // An unsplit item merges the spans that a vector sees and no other; so does this.
-    const int64_t spans = (history + (merge.first_vector + i) / group) / kSpan + 1;
-    for (int64_t span = 0; span < spans; ++span) {
-      const float* partial =
-          scratch.partials + (merge.partials + span * count + i) * partial_floats(padded_dim);
-      kernels_.merge(static_cast<int>(padded_dim), partial[padded_dim], partial[padded_dim + 1],
-                     partial, scratch.maximum + i, scratch.sum + i,
-                     scratch.accumulated + i * padded_dim);
+  for (int i = 0; i < item.end - item.first; ++i) {
+    const States& states = plan.states(plan.vectors()[item.first + i]);
+    const float* state = scratch.states + states.index(item.head, 0) * state_floats(padded_dim);
+    for (int j = 0; j < states.count; ++j, state += state_floats(padded_dim)) {
+      kernels_.merge(static_cast<int>(padded_dim), state[padded_dim], state[padded_dim + 1], state,
+                     scratch.maximum + i, scratch.sum + i, scratch.accumulated + i * padded_dim);
     }
-    put(plan, merge.row, merge.head, merge.first_vector + i,
-        scratch.accumulated + i * padded_dim, scratch.sum[i], out);
   }
 }
 
-void Attention::put(const Plan& plan, int64_t row, int64_t head, int64_t vector,
-                    const float* accumulated, float sum, Tokens out) const {
-  const int64_t group = num_heads_ / store_.layout.num_kv_heads;
-  const int64_t token = plan.first_token(row) + vector / group;
-  const int64_t query_head = head * group + vector % group;
-  kernels_.store_output(
-      accumulated, sum, static_cast<int>(store_.head_dim),
-      out.data + (token * out.token_stride + query_head * out.head_stride) * size_of(store_.dtype));
+// A part that starts at the first position keeps one state to its end, as a whole item does; any
+// other has one a span, since a merge of merged states would round in another order.
+// Vectors before `first` saw nothing of the span.
+void Attention::put_down(const Plan& plan, const Item& item, int64_t span, int first,
+                         Scratch& scratch) const {
+  const int64_t padded_dim = store_.layout.padded_dim;
+  const int count = item.end - item.first;
+  if (item.first_span == 0) {
+    if (span + 1 < item.end_span) return;
+    first = 0;
+  }
+  for (int i = first; i < count; ++i) {
+    const States& states = plan.states(plan.vectors()[item.first + i]);
+    float* state = scratch.states + states.index(item.head, span) * state_floats(padded_dim);
+    std::copy_n(scratch.accumulated + i * padded_dim, padded_dim, state);
+    state[padded_dim] = scratch.maximum[i];
+    state[padded_dim + 1] = scratch.sum[i];
+  }
+  scratch.clear(count, padded_dim);
 }
 
 }  // namespace pagedkv

@@ -17,53 +17,79 @@ struct Shape {
   int64_t padded_dim;
 };
 
-// One unit of parallel work: a tile of a row's query vectors of one K/V head over some spans.
-// A row with n new tokens has n * H/G vectors for a K/V head, position-major.
+// One unit of parallel work: a tile of query vectors of one K/V head over some spans.
 struct Item {
-  int32_t row;
+  enum Role {
+    kWhole,  // all that its vectors see: writes the output
+    kPart,   // spans in the middle, or common to several rows: puts states down
+    kRest,   // takes up the states of its vectors, adds its own spans, writes the output
+  };
+  Role role;
+  int32_t row;  // whose table leads to the keys
   int32_t head;
-  int32_t first_vector, end_vector;
+  int32_t first, end;  // of Plan::vectors()
   int32_t first_span, end_span;
-  int64_t partials;  // index of the first partial state, or -1: the item is the whole context
 };
 
-// A tile that was split over spans: its partial states, to be merged in order.
-struct Merge {
-  int32_t row;
-  int32_t head;
-  int32_t first_vector, end_vector;
-  int32_t num_spans;
-  int64_t partials;
+// The states that parts put down for a query vector, in the order of positions: one for the spans
+// before `whole_spans` together, then one a span. `count` of them for each K/V head.
+struct States {
+  int64_t first = 0;
+  int32_t whole_spans = 0;
+  int32_t count = 0;
+
+  int64_t index(int64_t head, int64_t span) const {
+    return first + head * count + (span < whole_spans ? 0 : span - whole_spans + 1);
+  }
 };
 
 // Host work of a step, done once: its own copy of the batch, and the items. Immutable.
 // The arguments are valid by contract (lengths, ids and slots were checked before).
+// A query vector is token * (H/G) + (query head mod H/G); each stands for one vector a K/V head.
 class Plan {
  public:
+  // `share`: spans that lie in the same blocks for several rows are read once for all of them.
   Plan(const Shape& shape, std::vector<int32_t> query_lens, std::vector<int32_t> context_lens,
-       std::vector<int32_t> tables, int64_t width, std::vector<int64_t> slots, int num_threads);
+       std::vector<int32_t> tables, int64_t width, std::vector<int64_t> slots, int num_threads,
+       bool share);
 
-  const std::vector<Item>& items() const { return items_; }
-  const std::vector<Merge>& merges() const { return merges_; }
+  const std::vector<Item>& items() const { return items_; }  // wholes and parts
+  const std::vector<Item>& rests() const { return rests_; }  // to be done after those
+  const std::vector<int32_t>& vectors() const { return vectors_; }
+  const States& states(int32_t vector) const { return states_[vector]; }
   const std::vector<int64_t>& slots() const { return slots_; }
   const int32_t* table(int64_t row) const { return tables_.data() + row * width_; }
-  int64_t first_token(int64_t row) const { return first_tokens_[row]; }
-  int64_t query_len(int64_t row) const { return query_lens_[row]; }
-  int64_t context_len(int64_t row) const { return context_lens_[row]; }
+  int64_t seen(int64_t token) const { return seen_[token]; }
   int num_threads() const { return num_threads_; }
-  int64_t num_partials() const { return num_partials_; }
+  int64_t num_states() const { return num_states_; }
+  // Spans that are read once for several rows, counted once a group of rows.
+  int64_t num_shared_spans() const { return num_shared_spans_; }
 
  private:
-  void add_tile(const Shape& shape, int32_t row, int32_t head, int32_t first, int32_t end,
-                int32_t chunk);
+  // Query vectors that walk through `row`'s table together, over the spans that are theirs alone
+  // or, of several rows, common.
+  struct Tile {
+    int32_t row;
+    int32_t first, end;  // of vectors_
+    int32_t first_span, end_span;
+    bool common;
+  };
 
+  std::vector<Tile> tiles(const Shape& shape, bool share);
+  void add_tile(const Tile& tile, int32_t num_kv_heads, int64_t dearest);
+  void add_parts(const Tile& tile, int32_t num_kv_heads, int32_t chunk);
+
+  int32_t group_;
   std::vector<int32_t> query_lens_, context_lens_, tables_;
   int64_t width_;
-  std::vector<int64_t> slots_, first_tokens_;
+  std::vector<int64_t> slots_;
+  std::vector<int32_t> seen_;     // positions that a token sees, itself included
+  std::vector<int32_t> vectors_;  // all of them in order, then those of common tiles
+  std::vector<States> states_;    // of a vector
   int num_threads_;
-  int64_t num_partials_ = 0;
-  std::vector<Item> items_;
-  std::vector<Merge> merges_;
+  int64_t num_states_ = 0;
+  int64_t num_shared_spans_ = 0;
+  std::vector<Item> items_, rests_;
 };
 
 // [T, heads, D]: strides in elements, the last dimension contiguous.
@@ -73,16 +99,16 @@ struct Tokens {
   int64_t head_stride;
 };
 
-// Scratch for the threads of a run and for partial states. Grows with the plans, never in `run`.
+// Scratch for the threads of a run and for the states of parts. Grows with the plans, never in `run`.
 class Workspace {
  public:
   void reserve(const Plan& plan, int64_t padded_dim);
   float* thread(int index) { return threads_.data() + index * thread_floats_; }
-  float* partials() { return partials_.data(); }
+  float* states() { return states_.data(); }
 
  private:
   int64_t thread_floats_ = 0;
-  std::vector<float> threads_, partials_;
+  std::vector<float> threads_, states_;
 };
 
 class Attention {
@@ -101,10 +127,10 @@ class Attention {
   struct Scratch;
   void write(const Plan& plan, int64_t layer, int64_t token, Tokens k, Tokens v) const;
   void attend(const Plan& plan, const Item& item, int64_t layer, Tokens q, Tokens out,
-              Scratch& scratch);
-  void finish(const Plan& plan, const Merge& merge, Tokens out, Scratch& scratch);
-  void put(const Plan& plan, int64_t row, int64_t head, int64_t vector, const float* accumulated,
-           float sum, Tokens out) const;
+              Scratch& scratch) const;
+  void take_up(const Plan& plan, const Item& item, Scratch& scratch) const;
+  void put_down(const Plan& plan, const Item& item, int64_t span, int first,
+                Scratch& scratch) const;
 
   Store store_;
   const Kernels& kernels_;

@@ -130,10 +130,10 @@ void run(PyStore& self, const Plan& plan, int64_t layer, Tensor q, Tensor k, Ten
 
 void make_plan(Plan* self, PyStore& store, Array<int32_t, 1> query_lens,
                Array<int32_t, 1> context_lens, Array<int32_t, 2> tables, Array<int64_t, 1> slots,
-               int num_threads) {
+               int num_threads, bool share) {
   new (self) Plan(store.attention().shape(), vector_of(query_lens), vector_of(context_lens),
                   vector_of(tables), static_cast<int64_t>(tables.shape(1)), vector_of(slots),
-                  num_threads);
+                  num_threads, share);
   store.attention().prepare(*self);
 }
 
@@ -308,9 +308,11 @@ NB_MODULE(_native, m) {
   nb::class_<Plan>(m, "Plan")
       .def("__init__", &make_plan, "store"_a, "query_lens"_a.noconvert(),
            "context_lens"_a.noconvert(), "tables"_a.noconvert(), "slots"_a.noconvert(),
-           "num_threads"_a)
+           "num_threads"_a, "share"_a)
       .def_prop_ro("num_threads", &Plan::num_threads)
-      .def_prop_ro("num_items", [](const Plan& plan) { return plan.items().size(); });
+      .def_prop_ro("num_items",
+                   [](const Plan& plan) { return plan.items().size() + plan.rests().size(); })
+      .def_prop_ro("num_shared_spans", &Plan::num_shared_spans);
 
   nb::class_<PackedMatrix>(m, "PackedMatrix")
       .def("__init__", &make_matrix, "rows"_a, "columns"_a, "dtype"_a)

@@ -39,11 +39,17 @@ class Plan:
         tables: Int32,
         slots: Int64,
         num_threads: int,
-    ) -> None: ...
+        share: bool,
+    ) -> None:
+        """`share`: spans in the same blocks for several rows are read once for all; same bits."""
+
     @property
     def num_threads(self) -> int: ...
     @property
     def num_items(self) -> int: ...
+    @property
+    def num_shared_spans(self) -> int:
+        """Spans that are read once for two or more rows, counted once a group of rows."""
 
 def silu_mul(gate_up: Tensor, out: Tensor) -> None:
     """out[t, i] = silu(gate_up[t, i]) * gate_up[t, I + i]: [T, 2 * I] -> [T, I].

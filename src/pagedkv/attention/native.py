@@ -44,13 +44,19 @@ class NativePlan:
     num_tokens: int
     owner: NativeBackend
 
+    @property
+    def num_shared_spans(self) -> int:
+        """Spans of 128 positions read once for several rows, counted once a group of rows."""
+        return int(self.tasks.num_shared_spans)
+
 
 class NativeBackend:
     """K/V in [L, 2, num_blocks + 1, G, B, lanes(D)]: one head's slots of a block are contiguous.
 
     `isa` is "scalar", "avx2" or None for the best that this machine has. The bits of a query
     row's result depend on q and on K, V of its positions only: not on the block size, the other
-    rows, the chunking or the number of threads.
+    rows, the chunking or the number of threads. Spans that lie in the same blocks for several rows
+    of a step are read once for all of them; `shared_spans` counts those of all plans.
     """
 
     name = "native"
@@ -62,6 +68,7 @@ class NativeBackend:
         available = self._native.available_isas()
         if isa is not None and isa not in available:
             raise ConfigError(f"isa={isa!r}: this machine and build have {available}")
+        self.shared_spans = 0
         self.isa: str = isa or self._native.isa()
         padded_dim = self._native.padded_head_dim(spec.head_dim)
         blocks = (spec.num_blocks + 1, spec.num_kv_heads, spec.block_size, padded_dim)
@@ -72,7 +79,8 @@ class NativeBackend:
             data, spec.num_heads, spec.head_dim, softmax_scale(spec, scale), self.isa
         )
 
-    def plan(self, batch: AttentionBatch) -> NativePlan:
+    def plan(self, batch: AttentionBatch, *, share: bool = True) -> NativePlan:
+        """As the interface says. Without `share` every row reads alone: the same bits, slower."""
         batch = checked_copy(batch, self.spec)
         tasks = self._native.Plan(
             self._store,
@@ -81,8 +89,11 @@ class NativeBackend:
             batch.tables,
             batch.slots,
             torch.get_num_threads(),
+            share,
         )
-        return NativePlan(tasks, len(batch.slots), self)
+        plan = NativePlan(tasks, len(batch.slots), self)
+        self.shared_spans += plan.num_shared_spans
+        return plan
 
     def run(
         self, plan: Plan, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 
-from pagedkv.cache.evict import EvictionRing
+from pagedkv.cache.evict import EvictionOrder, EvictionRing
 
 
 def ids(*blocks: int) -> np.ndarray:
@@ -54,3 +54,33 @@ def test_take_looks_past_a_long_run_of_stale_entries() -> None:
     ring.append(np.arange(1, 201, dtype=np.int32))
     ring.discard(np.arange(1, 199, dtype=np.int32))
     assert ring.take(2).tolist() == [199, 200]
+
+
+def test_evicted_names_are_remembered_for_a_while() -> None:
+    order = EvictionOrder(64)
+    order.remember(list(range(200)))
+    assert not order.recall(71) and order.recall(72) and order.recall(199)
+    assert not order.recall(199)  # once
+    order.remember([73, 500])  # seen again: young again
+    order.remember(list(range(1000, 1126)))
+    assert order.recall(73) and not order.recall(74)
+
+
+def test_a_small_pool_remembers_and_protects_nothing() -> None:
+    order = EvictionOrder(63)
+    order.remember([1])
+    assert not order.recall(1)
+    order.hot[[2, 3]] = True
+    order.append(np.array([3, 1, 2], np.int32))
+    assert order.take(2).tolist() == [3, 1]
+
+
+def test_the_protected_ring_is_a_quarter_and_gives_back_its_oldest() -> None:
+    order = EvictionOrder(64)
+    order.hot[1:41] = True
+    order.append(np.arange(1, 41, dtype=np.int32))
+    assert len(order.protected) == 16 and len(order.probation) == 24
+    assert order.order().tolist() == list(range(1, 41))
+    order.append(np.array([50], np.int32))  # cold: behind what was given back
+    assert order.take(25).tolist() == [*range(1, 25), 50]
+    assert order.take(99).tolist() == list(range(25, 41))

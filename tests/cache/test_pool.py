@@ -32,7 +32,7 @@ def test_blocks_of_one_change_become_cached_in_the_order_of_their_last_mention()
     pool.change(np.array([a], np.int32), +1)
     pool.name(blocks, 4)
     pool.change(np.array([a, b, a], np.int32), -1)
-    assert pool.ring.order().tolist() == [b, a]
+    assert pool.eviction.order().tolist() == [b, a]
 
 
 def test_a_fresh_pool_hands_out_adjacent_blocks() -> None:

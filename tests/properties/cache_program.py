@@ -55,7 +55,7 @@ class CacheProgram:
             "max_blocks_per_seq": self.random.choice((num_blocks, max(1, num_blocks - 1))),
         }
         self.real = BlockManager(**self.shape)
-        self.model = ReferenceCache(**self.shape)
+        self.model = ReferenceCache(**self.shape, resistant=self.real.pool.eviction.resistant)
         self.pairs: list[Pair] = []
         self.leases: list[tuple[int, int]] = []
         self.prompts: list[list[int]] = [[]]
@@ -115,7 +115,7 @@ class CacheProgram:
             row = int(real.rows([pair.real])[0])
             same += zip(real.block_table(pair.real).tolist(), seq.blocks, strict=True)
             same.append((int(real.table.copy_sources[row]), seq.source or 0))
-        same += zip(real.pool.ring.order().tolist(), model.order, strict=True)
+        same += zip(real.pool.eviction.order().tolist(), model.order, strict=True)
         for mine, theirs in self.leases:
             same += zip(real.leases[mine].tolist(), model.leases[theirs], strict=True)
         pairs = set(same)
@@ -149,6 +149,9 @@ class CacheProgram:
                 for s in seqs
             ),
             tuple(number[block] for block in self.model.order),
+            len(self.model.protected),
+            tuple(self.model.resistant and b in self.model.hot for b in number),
+            tuple(self.model.ghosts),
             tuple(tuple(number[b] for b in ids) for ids in self.model.leases.values()),
             tuple(sorted((number[b], repr(name)) for b, name in self.model.names.items())),
         )

@@ -50,15 +50,55 @@ class ReferenceCache:
         prefix_caching: bool,
         max_seqs: int,
         max_blocks_per_seq: int,
+        resistant: bool = False,
     ) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.prefix_caching = prefix_caching
         self.max_seqs, self.max_blocks_per_seq = max_seqs, max_blocks_per_seq
         self.seqs: dict[int, Sequence] = {}  # oldest first
         self.names: dict[int, Name] = {}  # block -> name, in the order they were given
-        self.order: list[int] = []  # cached blocks, first to be evicted first
+        # Cached blocks, first to be evicted first; a pool that resists no scan has no protected.
+        self.resistant = resistant
+        self.probation: list[int] = []
+        self.protected: list[int] = []
+        self.hot: set[int] = set()  # used again since they were named
+        self.ghosts: list[Name] = []  # names of evicted blocks
         self.leases: dict[int, list[int]] = {}
         self.blocks_made = self.seqs_made = self.leases_made = 0
+
+    # ---- the order of eviction
+
+    @property
+    def order(self) -> list[int]:
+        return self.probation + self.protected
+
+    def park(self, blocks: list[int]) -> None:
+        """Blocks that have become cached together."""
+        hot = [block for block in blocks if self.resistant and block in self.hot]
+        self.probation += [block for block in blocks if block not in hot]
+        self.protected += hot
+        while len(self.protected) > self.num_blocks // 4:
+            self.probation.append(self.protected.pop(0))
+
+    def unpark(self, block: int) -> None:
+        for ring in (self.probation, self.protected):
+            if block in ring:
+                ring.remove(block)
+
+    def evict_first(self) -> int:
+        block = self.order[0]
+        if self.resistant:
+            name = self.names[block]
+            self.ghosts = [ghost for ghost in self.ghosts if ghost != name] + [name]
+            self.ghosts = self.ghosts[-2 * self.num_blocks :]
+        self.withdraw(block)
+        return block
+
+    def recall(self, seq: Sequence, i: int, name: Name) -> None:
+        """Block i of the sequence has just got a name; if it had it before it was used again."""
+        if name in self.ghosts:
+            self.ghosts.remove(name)
+            self.hot |= set(seq.blocks[: i + 1])
 
     # ---- looking
 
@@ -112,8 +152,8 @@ class ReferenceCache:
         stem = self.names[block]
         for other in [b for b, name in self.names.items() if name[: len(stem)] == stem]:
             del self.names[other]
-            if other in self.order:
-                self.order.remove(other)
+            self.hot.discard(other)
+            self.unpark(other)
 
     def look_up(self, asked: Sequence, tokens: list[int]) -> tuple[list[int], int | None, int]:
         """(full hits, partial hit, cached tokens); at least one token is left to compute."""
@@ -149,22 +189,31 @@ class ReferenceCache:
     # ---- holding and letting go
 
     def hold(self, block: int) -> int:
-        if block in self.order:
-            self.order.remove(block)
+        self.unpark(block)
         return block
 
-    def let_go(self, block: int) -> None:
-        """Called after an entry or a source has gone."""
-        if self.refcount(block) == 0 and not self.leased(block) and block in self.names:
-            self.order.append(block)
+    def let_go(self, *blocks: int) -> None:
+        """Called after entries or sources have gone; the last mention of a block counts."""
+        self.park(
+            [
+                block
+                for i, block in enumerate(blocks)
+                if block not in blocks[i + 1 :]
+                and self.refcount(block) == 0
+                and not self.leased(block)
+                and block in self.names
+            ]
+        )
 
     def new_block(self) -> int:
         self.blocks_made += 1
         return self.blocks_made
 
     def drop_entries(self, seq: Sequence, keep_tokens: int) -> None:
+        gone = []
         while len(seq.blocks) > -(-keep_tokens // self.block_size):
-            self.let_go(seq.blocks.pop())
+            gone.append(seq.blocks.pop())
+        self.let_go(*gone)
 
     # ---- the verbs
 
@@ -190,6 +239,7 @@ class ReferenceCache:
             raise Refused("OutOfSequences")
         hits, partial, cached = self.look_up(seq, tokens)
         seq.blocks = [self.hold(b) for b in hits + ([] if partial is None else [partial])]
+        self.hot |= set(seq.blocks)
         seq.tokens, seq.found = tokens[:cached], cached
         return self.add(seq)
 
@@ -247,7 +297,7 @@ class ReferenceCache:
         for block in withdrawn:
             self.withdraw(block)
         while self.num_free() < need:
-            self.withdraw(self.order[0])
+            self.evict_first()
         copies = []
         for seq, count in zip(seqs, counts, strict=True):
             if any(seq is writer for writer in copying):
@@ -266,10 +316,10 @@ class ReferenceCache:
         for seq, new in zip(seqs, tokens, strict=True):
             if seq.reserved is None or len(new) > seq.reserved:
                 raise Refused("ValueError")
+        sources = [seq.source for seq in seqs if seq.source is not None]
         for seq in seqs:
-            source, seq.source = seq.source, None
-            if source is not None:
-                self.let_go(source)
+            seq.source = None
+        self.let_go(*sources)
         for seq, new in zip(seqs, tokens, strict=True):
             first = len(seq.tokens) // self.block_size
             seq.tokens += new
@@ -295,6 +345,7 @@ class ReferenceCache:
         own = seq.blocks[i]
         if known is None:
             self.names[own] = name
+            self.recall(seq, i, name)
         else:
             seq.blocks[i] = self.hold(known)
             self.let_go(own)
@@ -354,6 +405,7 @@ class ReferenceCache:
                 name = self.name(seq, i, parent, seq.tokens[i * self.block_size :])
                 if self.named(name) is None:
                     self.names[block] = name
+                    self.recall(seq, i, name)
         self.drop_entries(seq, 0)
         del self.seqs[seq_id]
 
@@ -362,13 +414,14 @@ class ReferenceCache:
             raise Refused("ValueError")
         evicted = []
         while self.order and len(evicted) < k:
-            evicted.append(self.order[0])
-            self.withdraw(self.order[0])
+            evicted.append(self.evict_first())
         return evicted
 
     def reset_cache(self) -> None:
         self.names.clear()
-        self.order.clear()
+        self.probation.clear()
+        self.protected.clear()
+        self.hot.clear()
         for seq in self.seqs.values():
             seq.outdated = seq.outdated or bool(seq.tokens) or bool(seq.reserved)
 
@@ -376,8 +429,7 @@ class ReferenceCache:
         if len(set(blocks)) < len(blocks):
             raise Refused("ValueError")
         for block in blocks:
-            if block in self.order:
-                self.order.remove(block)
+            self.unpark(block)
         self.leases_made += 1
         self.leases[self.leases_made] = list(blocks)
         return self.leases_made
@@ -390,7 +442,7 @@ class ReferenceCache:
             for block in self.leases.pop(lease)
             if not self.leased(block) and not self.refcount(block) and block in self.names
         ]
-        self.order += idle
+        self.park(idle)
         lineage: list[int] = []
         for block in idle:
             for length in range(1, len(self.names[block]) + 1):
@@ -398,7 +450,9 @@ class ReferenceCache:
                 if node in self.order and node not in lineage:
                     lineage.append(node)
         lineage.sort(key=lambda node: -len(self.names[node]))
-        self.order = [block for block in self.order if block not in lineage] + lineage
+        for block in lineage:
+            self.unpark(block)
+        self.park(lineage)
 
     def export_sequence(self, seq_id: int) -> Sequence:
         seq = self.get(seq_id)

@@ -17,6 +17,16 @@ def test_random_programs_agree_with_the_reference(num_blocks: int, block_size: i
 
 
 @pytest.mark.parametrize("block_size", SIZES)
+@pytest.mark.parametrize("num_blocks", (2, 3, 5, 8, 12, 16))
+def test_random_programs_agree_where_scans_are_resisted(
+    num_blocks: int, block_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagedkv.cache.evict.SCAN_RESISTANT_FROM", 1)
+    for seed in range(20, 23):
+        CacheProgram(seed, num_blocks, block_size).run(70, restarts=seed % 2 == 1)
+
+
+@pytest.mark.parametrize("block_size", SIZES)
 def test_random_programs_agree_without_prefix_caching(block_size: int) -> None:
     CacheProgram(7, 6, block_size, prefix_caching=False).run(60, restarts=False)
 

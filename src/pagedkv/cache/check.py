@@ -94,9 +94,10 @@ def _check_states(m: BlockManager) -> None:
         _require(
             int(mask.sum()) == number, f"{number} blocks counted {what}, {int(mask.sum())} are"
         )
+    _require(named[pool.eviction.hot].all(), "a block without a name counts as used again")
     for what, mask, listed in (
         ("the free stack", free, pool.free_stack()),
-        ("the eviction order", cached, pool.ring.order()),
+        ("the eviction order", cached, pool.eviction.order()),
     ):
         expected = np.flatnonzero(mask)
         _require(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from array import array
 from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -73,6 +74,9 @@ class PrefixIndex:
         # Arrays, not lists: the garbage collector would walk through lists of this length.
         self.parents = array("q", [ROOT]) * size
         self.serials = array("q", [0]) * size
+        # Checksums of whole names, chained: they tell the eviction order what has been here before,
+        # where a mistake costs nothing but a block kept a little longer.
+        self.digests = array("q", [0]) * size
         self.heirs = array("q", [ROOT]) * size
         self.others = array("q", [0]) * size  # named children besides the heir
         self._order = SortedKeys()  # their keys
@@ -157,6 +161,7 @@ class PrefixIndex:
         if owner == block:
             if self.heirs[parent] == ROOT and len(tokens) == 4 * self._block_size:
                 self.heirs[parent] = block
+            self.digests[block] = crc32(frame + tokens, self.digests[parent])
             self._link(block, parent, self.next_serial, key)
         return owner
 
@@ -219,10 +224,13 @@ class PrefixIndex:
         serials: list[int],
         keys: list[bytes],
         heirs: list[int],
+        digests: list[int],
         next_serial: int,
     ) -> None:
         """Takes over saved names, given in the order of their serials."""
         self.heirs[:] = array("q", heirs)
+        for block, digest in zip(blocks, digests, strict=True):
+            self.digests[block] = digest
         for block, parent, serial, key in zip(blocks, parents, serials, keys, strict=True):
             self._nodes[key[7] % _SHARDS][key] = block
             self._link(block, parent, serial, key)

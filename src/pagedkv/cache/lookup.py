@@ -76,6 +76,7 @@ def open_row(state: State, query: Query) -> int:
     blocks = np.array(hits.full if hits.tail == ROOT else [*hits.full, hits.tail], np.int32)
     row = table.take(query.namespace, query.extra, query.frames, query.public)
     state.pool.change(blocks, +1)
+    state.pool.use_again(blocks)
     table.write(np.full(len(blocks), row), np.arange(len(blocks)), blocks)
     table.lengths[row] = table.found[row] = hits.cached_tokens
     return row

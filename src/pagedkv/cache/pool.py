@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pagedkv.cache.evict import EvictionRing
+from pagedkv.cache.evict import EvictionOrder
 from pagedkv.cache.types import NUM_GROUPS, Int32, Mask
 
 
@@ -31,7 +31,7 @@ class Pool:
         self.counts = self.group_counts[0]
         self.leases = np.zeros(num_blocks + 1, np.int32)
         self.extents = np.zeros(num_blocks + 1, np.int32)  # published slots; 0: no name
-        self.ring = EvictionRing(num_blocks)
+        self.eviction = EvictionOrder(num_blocks)
         # A stack, lowest id on top, so that a fresh pool hands out adjacent blocks.
         self._free = np.arange(num_blocks, 0, -1, dtype=np.int32)
         self.num_free = num_blocks
@@ -65,7 +65,7 @@ class Pool:
             np.add.at(self.counts, blocks, delta)
             leased = self.leases[idle] > 0
             cached = idle[~leased & (self.extents[idle] > 0)]
-            self.ring.discard(cached)
+            self.eviction.discard(cached)
             self.num_cached -= len(cached)
             self.num_draining -= int(leased.sum())
         else:
@@ -79,12 +79,16 @@ class Pool:
         self.change(blocks, +1, allocated=True)
         return blocks
 
+    def use_again(self, blocks: Int32) -> None:
+        """Notes that named blocks, with all their ancestors, have been of use once more."""
+        self.eviction.hot[blocks] = True
+
     def take_oldest(self, k: int) -> Int32:
         """Takes up to k cached blocks out of the eviction order; the caller withdraws their names.
 
         They count as cached until `unname`.
         """
-        return self.ring.take(k)
+        return self.eviction.take(k)
 
     def name(self, blocks: Int32, extent: int) -> None:
         """Records that held blocks are published up to `extent` slots."""
@@ -93,8 +97,9 @@ class Pool:
     def unname(self, blocks: Int32) -> None:
         """Takes names away (each block once); blocks that nobody holds or leases become free."""
         self.extents[blocks] = 0
+        self.eviction.hot[blocks] = False
         cached = blocks[(self.counts[blocks] == 0) & (self.leases[blocks] == 0)]
-        self.ring.discard(cached)
+        self.eviction.discard(cached)
         self.num_cached -= len(cached)
         self._push_free(cached)
 
@@ -102,7 +107,7 @@ class Pool:
         """Forbids reuse of held, cached or draining blocks, each named once."""
         first = blocks[(self.counts[blocks] == 0) & (self.leases[blocks] == 0)]
         self.leases[blocks] += 1
-        self.ring.discard(first)
+        self.eviction.discard(first)
         self.num_cached -= len(first)
         self.num_draining += len(first)
 
@@ -122,8 +127,8 @@ class Pool:
     def refresh(self, blocks: Int32) -> None:
         """Makes the cached ones among distinct blocks the newest, in the order given."""
         cached = blocks[self.is_cached(blocks)]
-        self.ring.discard(cached)
-        self.ring.append(cached)
+        self.eviction.discard(cached)
+        self.eviction.append(cached)
 
     def is_free(self, blocks: Int32) -> Mask:
         mask: Mask = (
@@ -136,7 +141,14 @@ class Pool:
         return self._free[: self.num_free]
 
     def load(
-        self, counts: Int32, leases: Int32, extents: Int32, free_stack: Int32, order: Int32
+        self,
+        counts: Int32,
+        leases: Int32,
+        extents: Int32,
+        hot: Mask,
+        free_stack: Int32,
+        probation: Int32,
+        protected: Int32,
     ) -> None:
         """Takes over a saved state."""
         self.counts[:] = counts
@@ -144,8 +156,10 @@ class Pool:
         self.extents[:] = extents
         self.num_free = len(free_stack)
         self._free[: self.num_free] = free_stack
-        self.ring.append(order)
-        self.num_cached = len(order)
+        self.eviction.hot[:] = hot
+        self.eviction.probation.append(probation)
+        self.eviction.protected.append(protected)
+        self.num_cached = len(probation) + len(protected)
         self.num_draining = int(np.count_nonzero((counts == 0) & (leases > 0)))
 
     def _park(self, idle: Int32) -> None:
@@ -156,7 +170,7 @@ class Pool:
         named = self.extents[idle] > 0
         self.num_draining += int(leased.sum())
         cached = idle[named & ~leased]
-        self.ring.append(cached)
+        self.eviction.append(cached)
         self.num_cached += len(cached)
         self._push_free(idle[~named & ~leased])
 

@@ -26,7 +26,9 @@ def publish_full(state: State, which: Int64, firsts: Int64, lasts: Int64) -> Non
     )
     public = at < table.public[rows] // state.block_size
     contents, size = token_bytes(state.contents[blocks].reshape(-1)), 4 * state.block_size
+    recall = state.pool.eviction.recall
     published: list[int] = []
+    again: list[int] = []  # places of blocks whose names were evicted lately
     moved: list[tuple[int, int]] = []  # (place in the arrays above, block that has the name)
     parent = ROOT
     columns = (rows, blocks, place, before, named, public)
@@ -41,6 +43,8 @@ def publish_full(state: State, which: Int64, firsts: Int64, lasts: Int64) -> Non
         owner_of_name = index.publish(block, parent, frame, tokens)
         if owner_of_name == block:
             published.append(block)
+            if recall(index.digests[block]):
+                again.append(i)
         else:
             moved.append((i, owner_of_name))
         parent = owner_of_name
@@ -50,6 +54,8 @@ def publish_full(state: State, which: Int64, firsts: Int64, lasts: Int64) -> Non
         state.pool.change(known_blocks, +1)
         table.write(rows[places], at[places], known_blocks)
         state.pool.change(blocks[places], -1)
+    for i in again:
+        state.pool.use_again(table.blocks[rows[i], : at[i] + 1])
 
 
 def publish_tail(state: State, row: int) -> None:
@@ -68,6 +74,8 @@ def publish_tail(state: State, row: int) -> None:
     tokens = token_bytes(state.contents[block, :fill])
     if state.index.publish(block, parent, frame, tokens) == block:
         pool.name(np.array([block], np.int32), fill)
+        if pool.eviction.recall(state.index.digests[block]):
+            pool.use_again(rows.blocks[row, : at + 1])
 
 
 def withdraw(state: State, blocks: list[int]) -> None:
@@ -84,5 +92,7 @@ def evict(state: State, k: int) -> Int32:
     if k <= 0:
         return np.zeros(0, np.int32)
     oldest = state.pool.take_oldest(k)
+    digests = state.index.digests
+    state.pool.eviction.remember([digests[block] for block in oldest.tolist()])
     withdraw(state, oldest.tolist())
     return oldest

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pagedkv.cache.manager import BlockManager
 
 _MAGIC = b"pkvsnap1"
+_POOL_ARRAYS = ("counts", "lease_counts", "extents", "hot", "free", "probation", "protected")
 _ROW_ARRAYS = (
     "seqs",
     "lengths",
@@ -56,7 +57,11 @@ def pack_manager(m: BlockManager) -> bytes:
         "lease_counts": pool.leases,
         "extents": pool.extents,
         "free": pool.free_stack(),
-        "order": pool.ring.order(),
+        "hot": pool.eviction.hot,
+        "probation": pool.eviction.probation.order(),
+        "protected": pool.eviction.protected.order(),
+        "ghosts": np.array(list(pool.eviction.ghosts), np.int64),
+        "digests": np.array([index.digests[b] for b in blocks], np.int64),
         "contents": m.contents,
         "named": np.array(blocks, np.int64),
         "parents": np.array([index.parents[b] for b in blocks], np.int64),
@@ -89,13 +94,15 @@ def unpack_manager(cls: type[BlockManager], data: bytes) -> BlockManager:
     table.load(rows, arrays["table"], arrays["unused"].tolist(), facts["next_seq"])
     table.clock = facts["clock"]
     m.contents[:] = arrays["contents"]
-    pool.load(*(arrays[name] for name in ("counts", "lease_counts", "extents", "free", "order")))
+    pool.load(*(arrays[name] for name in _POOL_ARRAYS))
+    pool.eviction.remember(arrays["ghosts"].tolist())
     index.load(
         arrays["named"].tolist(),
         arrays["parents"].tolist(),
         arrays["serials"].tolist(),
         unblob(arrays["keys"], arrays["key_ends"]),
         arrays["heirs"].tolist(),
+        arrays["digests"].tolist(),
         facts["next_node"],
     )
     m.leases = {int(i): np.array(ids, np.int32) for i, ids in facts["leases"].items()}
@@ -112,7 +119,7 @@ def state_key(m: BlockManager) -> bytes:
     table, pool, index = m.table, m.pool, m.index
     numbers: dict[int, int] = {0: 0}
     filled: dict[int, int] = {}
-    order = pool.ring.order().tolist()
+    order = pool.eviction.order().tolist()
     rows = table.open_rows().tolist()
     entries = {row: table.blocks[row, : table.num_blocks(row)].tolist() for row in rows}
     for row in rows:
@@ -140,6 +147,7 @@ def state_key(m: BlockManager) -> bytes:
         (
             m.contents[block, : max(filled.get(block, 0), int(pool.extents[block]))].tolist(),
             int(pool.extents[block]),
+            bool(pool.eviction.hot[block]) and pool.eviction.resistant,
             numbers[index.parents[block]],
             index.keys[block][8:],
         )
@@ -147,5 +155,6 @@ def state_key(m: BlockManager) -> bytes:
         if block
     ]
     leases = [[numbers[b] for b in ids.tolist()] for ids in m.leases.values()]
+    memory = len(pool.eviction.protected), list(pool.eviction.ghosts)
     shape = m.num_blocks, m.block_size, m.prefix_caching, m.max_seqs, m.max_blocks_per_seq
-    return repr((shape, sequences, blocks, [numbers[b] for b in order], leases)).encode()
+    return repr((shape, sequences, blocks, [numbers[b] for b in order], leases, memory)).encode()

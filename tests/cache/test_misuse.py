@@ -83,6 +83,7 @@ WRONG: dict[str, tuple[type[Exception], str, Call]] = {
     "too many forks": (OutOfSequences, "3 more", lambda m, b, i: m.fork(i, 3)),
     "truncate past the end": (ValueError, "5 tokens to 6", lambda m, b, i: m.truncate(i, 6)),
     "truncate below 0": (ValueError, "-1", lambda m, b, i: m.truncate(b, -1)),
+    "truncate to a truth": (ValueError, "True", lambda m, b, i: m.truncate(i, True)),
     "truncate to a fraction": (ValueError, "2.5", lambda m, b, i: m.truncate(b, 2.5)),
     "public below 0": (ValueError, "public=-1", lambda m, b, i: m.open([1], public=-1)),
     "public past the tokens": (ValueError, "public=2", lambda m, b, i: m.open([1], public=2)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
 from pathlib import Path
 
 import huggingface_hub.errors
@@ -42,15 +43,18 @@ def test_a_file_is_no_folder(tmp_path) -> None:
 def test_a_hub_id_is_downloaded_without_other_weights(tmp_path, monkeypatch) -> None:
     calls = []
 
-    def snapshot_download(repo_id, allow_patterns):
-        calls.append((repo_id, allow_patterns))
+    def snapshot_download(repo_id, allow_patterns, ignore_patterns):
+        calls.append((repo_id, allow_patterns, ignore_patterns))
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     assert find_model("owner/name-1.0", torch.float32) == tmp_path
-    [(repo_id, patterns)] = calls
+    [(repo_id, patterns, others)] = calls
     assert repo_id == "owner/name-1.0"
     assert "*.safetensors" in patterns and "*.json" in patterns and "*.bin" not in patterns
+    assert any(fnmatch("original/model.safetensors", other) for other in others)
+    assert any(fnmatch("consolidated.safetensors", other) for other in others)
+    assert not any(fnmatch("model-00001-of-00002.safetensors", other) for other in others)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +70,7 @@ def test_a_hub_id_is_downloaded_without_other_weights(tmp_path, monkeypatch) -> 
     ids=["offline", "refused", "wordless"],
 )
 def test_a_failed_download_is_one_line_that_names_the_model(error, said, monkeypatch) -> None:
-    def snapshot_download(repo_id, allow_patterns):
+    def snapshot_download(repo_id, allow_patterns, ignore_patterns):
         raise error
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)

@@ -69,9 +69,11 @@ class Imported(NamedTuple):
 def whole(value: int, what: str) -> int:
     """`value` as an int; ValueError, naming it, unless it is a whole number by type."""
     try:
-        return operator.index(value)
+        if not isinstance(value, bool):
+            return operator.index(value)
     except TypeError:
-        raise ValueError(f"{what}={value!r} must be an integer") from None
+        pass
+    raise ValueError(f"{what}={value!r} must be an integer")
 
 
 def token_array(tokens: Tokens) -> Int32:

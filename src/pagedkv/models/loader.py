@@ -18,6 +18,7 @@ from pagedkv.models.tokenizer import load_tokenizer
 from pagedkv.models.weights import load_weights
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_OTHERS = ("*/*", "consolidated*")  # the same weights once more, in other forms
 HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -86,7 +87,11 @@ def _download(hub_id: str) -> Path:
     import huggingface_hub.errors  # only here: most runs are local
 
     try:
-        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(HUB_FILES)))
+        return Path(
+            huggingface_hub.snapshot_download(
+                hub_id, allow_patterns=list(HUB_FILES), ignore_patterns=list(HUB_OTHERS)
+            )
+        )
     except huggingface_hub.errors.LocalEntryNotFoundError as error:
         raise ModelError(
             f"model {hub_id!r} is no local folder and cannot be downloaded (no network?): "

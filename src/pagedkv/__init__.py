@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from pagedkv.engine.llm import LLM
     from pagedkv.engine.llm_engine import LLMEngine
     from pagedkv.engine.output import CompletionOutput, RequestOutput
-    from pagedkv.scheduling.params import SamplingParams
+    from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "BeamSearchParams",
     "BlockManager",
     "CompletionOutput",
     "LLMEngine",
@@ -38,6 +39,7 @@ _HOME = MappingProxyType(
         "LLMEngine": "pagedkv.engine.llm_engine",
         "RequestOutput": "pagedkv.engine.output",
         "CompletionOutput": "pagedkv.engine.output",
+        "BeamSearchParams": "pagedkv.scheduling.params",
         "SamplingParams": "pagedkv.scheduling.params",
         "BlockManager": "pagedkv.cache",
     }

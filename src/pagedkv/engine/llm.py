@@ -29,7 +29,7 @@ from pagedkv.scheduling.config import (
     check_integer,
 )
 from pagedkv.scheduling.messages import StepStats
-from pagedkv.scheduling.params import SamplingParams
+from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
 from pagedkv.scheduling.scheduler import Scheduler
 
 # None: the checkpoint's own, bfloat16 or float32.
@@ -39,6 +39,7 @@ _LOG = logging.getLogger("pagedkv")
 
 _PROMPTS = "a prompt or a list of prompts; one of token ids is {'prompt_token_ids': [...]}"
 
+AnyParams = SamplingParams | BeamSearchParams
 OnStep = Callable[[Sequence[RequestOutput], StepStats | None], None]
 
 
@@ -192,6 +193,24 @@ class LLM:
         """
         return self.run(self.prepare(prompts, sampling_params), on_step=on_step)
 
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams | Sequence[BeamSearchParams],
+        *,
+        on_step: OnStep | None = None,
+    ) -> list[RequestOutput]:
+        """Like `generate`; the outputs of a prompt are its hypotheses, best first, with `score`.
+
+        params: one for all or one a prompt. Nothing is reported before a search has ended. One
+        that outgrows the pool even alone gives what it has finished, then its running beams.
+        """
+        wanted = [params] if isinstance(params, BeamSearchParams) else params
+        for given in _listed("params", wanted, "BeamSearchParams, or one for each prompt"):
+            if not isinstance(given, BeamSearchParams):
+                raise RequestError(f"params={given!r:.200} must be BeamSearchParams")
+        return self.run(self.prepare(prompts, params), on_step=on_step)
+
     def chat(
         self,
         messages: ChatMessages | Sequence[ChatMessages],
@@ -216,14 +235,17 @@ class LLM:
     def prepare(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: AnyParams | Sequence[AnyParams] | None = None,
     ) -> list[Prepared]:
-        """The requests of `generate`, checked; nothing runs yet. RequestError as there."""
+        """The requests of `generate` or `beam_search`, checked; nothing runs yet.
+
+        RequestError as there.
+        """
         if isinstance(prompts, (str, Mapping)):
             prompts = [prompts]
         prompts = _listed("prompts", prompts, _PROMPTS)
         params = sampling_params
-        if params is None or isinstance(params, SamplingParams):
+        if params is None or isinstance(params, AnyParams):
             params = [params or SamplingParams()] * len(prompts)
         params = _listed("sampling_params", params, "SamplingParams, or one for each prompt")
         if len(params) != len(prompts):

@@ -17,7 +17,7 @@ from pagedkv.engine.output import OutputProcessor, RequestOutput
 from pagedkv.engine.requests import ChatMessages, Prepared, Prompt, RequestReader, text_decoder
 from pagedkv.errors import PagedKVError, RequestError
 from pagedkv.scheduling.messages import Abort, StepStats
-from pagedkv.scheduling.params import SamplingParams
+from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
 
 
 class LLMEngine:
@@ -57,7 +57,7 @@ class LLMEngine:
         self,
         request_id: str,
         prompt: Prompt,
-        params: SamplingParams,
+        params: SamplingParams | BeamSearchParams,
         *,
         arrival_time: float | None = None,
         priority: int = 0,
@@ -78,7 +78,9 @@ class LLMEngine:
             )
         )
 
-    def prepare(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Prepared:
+    def prepare(
+        self, request_id: str, prompt: Prompt, params: SamplingParams | BeamSearchParams
+    ) -> Prepared:
         """The checks of `add_request`, all but that of the id, without adding the request."""
         return self._reader.read(request_id, prompt, params, arrival=self.clock())
 

@@ -47,7 +47,8 @@ class CompletionOutput:
     """One sample so far. `token_ids` include the token that ended it, `text` does not.
 
     `finish_reason`: "stop", "length", "abort" or "error", None while it runs. `stop_reason`: the
-    stop string or stop token id that ended it. `error`: why it failed or was cut short.
+    stop string or stop token id that ended it. `error`: why it failed or was cut short. `score`: of
+    a beam search's hypothesis, see BeamSearchParams; `index` is its rank.
     """
 
     index: int
@@ -58,6 +59,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    score: float | None = None
 
     @property
     def finished(self) -> bool:
@@ -190,11 +192,12 @@ class _Sample:
         self._logprobs: list[TokenLogprobs] = []
         self._stop_reason: int | str | None = None
         self._error: str | None = None
+        self._score: float | None = None
         self.finish_reason: str | None = None
 
     def take(self, delta: Delta) -> None:
         """The delta's tokens, up to the one that completes a stop string."""
-        self._error = delta.error
+        self._error, self._score = delta.error, delta.score
         last = len(delta.token_ids) - 1
         for i, token in enumerate(delta.token_ids):
             self._tokens.append(token)
@@ -233,6 +236,7 @@ class _Sample:
             self.finish_reason,
             self._stop_reason,
             self._error,
+            self._score,
         )
 
 

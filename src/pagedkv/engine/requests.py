@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from pagedkv.errors import ModelError, RequestError
 from pagedkv.scheduling.messages import Add
-from pagedkv.scheduling.params import SamplingParams
+from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]] | torch.Tensor
 
@@ -55,7 +55,7 @@ class RequestReader:
         self,
         request_id: str,
         prompt: Prompt,
-        params: SamplingParams,
+        params: SamplingParams | BeamSearchParams,
         *,
         arrival: float,
         priority: int = 0,
@@ -63,15 +63,18 @@ class RequestReader:
     ) -> Prepared:
         if not isinstance(request_id, str) or not request_id:
             raise RequestError(f"request_id={request_id!r} must be a non-empty string")
+        beam = params if isinstance(params, BeamSearchParams) else None
+        if isinstance(params, BeamSearchParams):
+            params = params.sampling
         if not isinstance(params, SamplingParams):
-            raise RequestError(f"params={params!r:.200} must be SamplingParams")
+            raise RequestError(f"params={params!r:.200} must be SamplingParams or BeamSearchParams")
         if tenant == "":
             raise RequestError("tenant='' is empty: give a name, or None for no tenant")
         if params.stop and self._tokenizer is None:
             raise RequestError("stop strings need text, and this model has no tokenizer: use ids")
         text, ids = self._tokens(prompt)
         seed = params.seed or 0
-        add = Add(request_id, ids, params, arrival, seed, priority, tenant)
+        add = Add(request_id, ids, params, arrival, seed, priority, tenant, beam)
         self._validate(add)
         return Prepared(add, text)
 

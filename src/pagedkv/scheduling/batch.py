@@ -29,7 +29,10 @@ class Row:
         """The samples that draw a token from this row."""
         branch = self.branch
         ends = self.start + self.count == branch.known
-        return list(branch.members) if ends and branch.draws else []
+        if not ends or not branch.draws:
+            return []
+        # Beams all start from the same draw.
+        return branch.members[:1] if branch.request.search else list(branch.members)
 
     @property
     def scores(self) -> bool:
@@ -65,7 +68,7 @@ def select_rows(
     """
     total = budget
     pending = [
-        Row(branch, branch.computed, branch.known - branch.computed)
+        Row(branch, branch.computed, branch.pending)
         for request in running
         for branch in request.branches
     ]

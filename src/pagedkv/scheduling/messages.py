@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagedkv.scheduling.params import SamplingParams
+from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
 from pagedkv.scheduling.step import TokenLogprobs
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
@@ -16,6 +16,7 @@ class Add:
 
     `arrival` in seconds decides who is served first. `priority` is kept with the request; first
     come, first served, the policy there is, does not look at it. Tenants do not share K/V.
+    `beam`: search instead of drawing; `params` is then `beam.sampling`.
     """
 
     request_id: str
@@ -25,11 +26,14 @@ class Add:
     seed: int
     priority: int = 0
     tenant: str | None = None
+    beam: BeamSearchParams | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
     """Ends a request (`sample` None) or one of its samples. Unknown ids are ignored.
+
+    Beams end together.
 
     `reason` is the finish reason to report: "abort", or "stop" when a stop string was found.
     """
@@ -53,6 +57,8 @@ class Delta:
 
     `stop_reason` is the token id that ended it when that was not the model's own end token.
     `error` says what went wrong (finish reason "error") or why it was cut short.
+    A beam search reports nothing before its end: then sample i is its i-th best hypothesis, and
+    `score` says how good that is (see BeamSearchParams).
     """
 
     request_id: str
@@ -63,6 +69,7 @@ class Delta:
     finish_reason: str | None = None
     stop_reason: int | None = None
     error: str | None = None
+    score: float | None = None
     num_cached_tokens: int = 0
     admitted_at: float | None = None  # when the request first left the waiting queue
 

@@ -1,4 +1,7 @@
-"""What a client may ask for: `SamplingParams`, validated before anything is allocated."""
+"""What a client may ask for: `SamplingParams` or `BeamSearchParams`.
+
+Both are validated before anything is allocated.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 64
 MAX_N = 256
+MAX_LENGTH_PENALTY = 10.0
 
 
 def _fail(name: str, value: object, want: str) -> RequestError:
@@ -140,4 +144,49 @@ class SamplingParams:
             self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
             or self.repetition_penalty != 1.0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchParams:
+    """Search for the most likely outputs of one request, as transformers' `num_beams` does.
+
+    beam_width: beams that run at once, and outputs reported. A hypothesis scores the sum of its
+    log-probabilities / (number of tokens ** length_penalty), its end token included.
+    early_stopping: end once beam_width hypotheses are finished; otherwise once the best beam would
+    not improve them if it ended now. Nothing is drawn, so `temperature` can only be 0.
+    Raises RequestError naming the field and its value.
+    """
+
+    beam_width: int
+    max_tokens: int
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+    temperature: float = 0.0
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        for name, high in (("beam_width", MAX_N), ("max_tokens", 2**31 - 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
+                raise _fail(name, value, f"an integer from 1 to {high}")
+        for name in ("early_stopping", "ignore_eos"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise _fail(name, value, "True or False")
+        for name, most in (("length_penalty", MAX_LENGTH_PENALTY), ("temperature", 0.0)):
+            value = getattr(self, name)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not -most <= value <= most:
+                want = f"a number in [-{most}, {most}]" if most else "0, beam search draws nothing"
+                raise _fail(name, value, want)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The part that beams have in common with the samples of any request."""
+        return SamplingParams(
+            n=self.beam_width,
+            temperature=0.0,
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignore_eos,
         )

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from pagedkv.cache.types import SeqId
+from pagedkv.scheduling.beams import BeamSearch, common_length, split, tree_blocks
 from pagedkv.scheduling.messages import Add
 from pagedkv.scheduling.step import Int32
 
 
 @dataclass(slots=True, eq=False)
 class Output:
-    """One sample of a request. `tokens` are those drawn so far."""
+    """One sample of a request, or one beam. `tokens` are those drawn so far.
+
+    logprob: sum of a beam's log-probabilities.
+    """
 
     index: int
     tokens: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    logprob: float = 0.0
 
     @property
     def live(self) -> bool:
@@ -28,7 +34,8 @@ class Output:
 class Branch:
     """An open sequence of the block manager and the samples that live on it.
 
-    Several samples share a branch while it computes their prompt; at its end the branch is forked.
+    Several samples share a branch while it computes their prompt, several beams while it computes
+    the tokens they have in common; at its end the branch is forked.
 
         [0, computed)       committed: computed == manager.length(seq)
         [computed, known)   still to be computed; a token is drawn where a step reaches `known`
@@ -39,12 +46,30 @@ class Branch:
     members: list[Output]
     computed: int
     open: bool = True
+    common: int = field(init=False)  # output tokens that it computes for several members
+
+    def __post_init__(self) -> None:
+        self.carry(self.members)
+
+    def carry(self, members: list[Output]) -> None:
+        """The branch is that of `members` now."""
+        self.members = members
+        self.common = self.request.common_output(members)
 
     @property
     def known(self) -> int:
-        """Tokens whose ids are known: the prompt, and a lone member's output."""
-        own = len(self.members[0].tokens) if len(self.members) == 1 else 0
+        """Tokens whose ids are known: the prompt and the common or a lone member's output."""
+        own = len(self.members[0].tokens) if len(self.members) == 1 else self.common
         return len(self.request.prompt) + own
+
+    @property
+    def pending(self) -> int:
+        """Tokens that the next step may compute.
+
+        Beams are compared when all of them have drawn: the last token waits for the others.
+        """
+        waits = len(self.members) == 1 and self.request.is_gathering
+        return self.known - self.computed - waits
 
     @property
     def draws(self) -> bool:
@@ -53,6 +78,13 @@ class Branch:
         Not for the common part of a group that is resumed: its members know their next tokens.
         """
         return len(self.members) == 1 or not self.request.started
+
+    def parts(self) -> list[list[Output]]:
+        """The members as they go on after the fork: samples alone, beams by their next token."""
+        if self.request.search is None:
+            return [[output] for output in self.members]
+        parts = split([output.tokens for output in self.members], self.common)
+        return [[self.members[i] for i in part] for part in parts]
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Known tokens at positions [start, stop)."""
@@ -69,12 +101,14 @@ class Request:
     """One request. Waiting: it has no branches. Running: its branches cover all live samples.
 
     A group (n > 1) is admitted, preempted and resumed as one, along its fork tree: the prompt on
-    one branch, then a branch for each sample, which replays the sample's own tokens.
+    one branch, then a branch for each sample, which replays the sample's own tokens. Beams fork
+    wherever they part. search: of a request for beams; its outputs are the beams, best first.
     """
 
-    def __init__(self, add: Add, order: int) -> None:
+    def __init__(self, add: Add, order: int, search: BeamSearch | None = None) -> None:
         self.id = add.request_id
-        self.params = add.params
+        self.params = add.params if search is None else search.draws
+        self.search = search
         self.seed = add.seed
         self.arrival = add.arrival
         self.order = order
@@ -98,11 +132,27 @@ class Request:
         wanted = self.params.prompt_logprobs is not None
         return wanted and self.num_scored < len(self.prompt) - 1
 
+    @property
+    def is_gathering(self) -> bool:
+        """Whether some of the beams still compute tokens that they had before a preemption."""
+        return self.search is not None and any(
+            len(branch.members) > 1 or branch.known - branch.computed > 1
+            for branch in self.branches
+            if len(self.branches) > 1
+        )
+
+    def common_output(self, outputs: Sequence[Output]) -> int:
+        """Output tokens that a branch of these samples computes: beams', or a lone sample's."""
+        if len(outputs) == 1 or self.search is not None:
+            return common_length([output.tokens for output in outputs])
+        return 0
+
     def common_tokens(self) -> Int32:
-        """What all live samples know in common: the prompt; a lone sample's output too."""
+        """What live samples have in common: the prompt, and output of beams or a lone sample."""
         live = self.live
-        if len(live) == 1 and live[0].tokens:
-            return np.concatenate([self.prompt, np.array(live[0].tokens, np.int32)])
+        count = self.common_output(live)
+        if count:
+            return np.concatenate([self.prompt, np.array(live[0].tokens[:count], np.int32)])
         return self.prompt
 
     def lookup_tokens(self, common: Int32) -> Int32:
@@ -112,20 +162,21 @@ class Request:
         """
         return common[: self.num_scored + 1] if self.scores_prompt else common
 
-    def own_blocks(self, block_size: int) -> int:
-        """Blocks the samples of a resumed group take beyond those of the common part.
+    def own_blocks(self, outputs: Sequence[Output], block_size: int) -> int:
+        """Blocks that samples of a resumed group take beyond those of their common part.
 
         After the fork each holds floor(P / B) prompt blocks in common with the others and all
         later ones alone; the prompt's partial tail stays with one of them.
         """
-        live = self.live
-        if len(live) == 1 or not self.started:
+        if len(outputs) == 1 or not self.started:
             return 0
         prompt = len(self.prompt)
+        if self.search is not None:
+            return tree_blocks([output.tokens for output in outputs], prompt, block_size)
         shared = prompt // block_size
-        own = sum(-(-(prompt + len(o.tokens)) // block_size) - shared for o in live)
+        own = sum(-(-(prompt + len(o.tokens)) // block_size) - shared for o in outputs)
         return own - (prompt % block_size > 0)
 
     def total_blocks(self, block_size: int) -> int:
         """Blocks the request takes to draw its next tokens when nothing is shared with others."""
-        return -(-len(self.common_tokens()) // block_size) + self.own_blocks(block_size)
+        return -(-len(self.common_tokens()) // block_size) + self.own_blocks(self.live, block_size)

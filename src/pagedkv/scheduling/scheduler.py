@@ -8,11 +8,18 @@ from dataclasses import dataclass
 from pagedkv.cache import BlockManager, SeqId
 from pagedkv.errors import ConfigError, PagedKVError, RequestError
 from pagedkv.scheduling.batch import Batch, Row, make_batch, others_wait, remaining, select_rows
+from pagedkv.scheduling.beams import start_search
 from pagedkv.scheduling.config import SchedulerConfig
-from pagedkv.scheduling.ending import Ending, find_ending
 from pagedkv.scheduling.messages import Abort, Add, Delta
 from pagedkv.scheduling.policies import fcfs
 from pagedkv.scheduling.queue import WaitingQueue
+from pagedkv.scheduling.report import (
+    conclude_search,
+    end_outputs,
+    extend_search,
+    take_scores,
+    take_tokens,
+)
 from pagedkv.scheduling.request import Branch, Output, Request
 from pagedkv.scheduling.step import Result, Step, TokenLogprobs
 from pagedkv.scheduling.validate import result_mismatch, validate_add
@@ -82,7 +89,7 @@ class Scheduler:
                 Delta(add.request_id, i, finish_reason="error", error=str(error))
                 for i in range(add.params.n)
             ]
-        request = Request(add, self._num_added)
+        request = Request(add, self._num_added, start_search(add, self.config))
         self._num_added += 1
         self._requests[request.id] = request
         self._awaiting_first_token.add(request.order)
@@ -97,7 +104,8 @@ class Scheduler:
         request = self._requests.get(abort.request_id)
         if request is None:
             return []
-        which = [o for o in request.live if abort.sample in (None, o.index)]
+        whole = abort.sample is None or request.search is not None
+        which = [o for o in request.live if whole or abort.sample == o.index]
         return self._end(request, which, abort.reason)
 
     def drain(self) -> None:
@@ -146,13 +154,8 @@ class Scheduler:
         for row in rows:
             row.branch.computed += row.count
         for row, scores in zip(flight.scored, result.prompt_logprobs, strict=True):
-            deltas += self._take_scores(row, scores)
-        sample = 0
-        for row, draws in zip(flight.rows, flight.draws, strict=True):
-            for output in draws:
-                if output.live:
-                    deltas.append(self._take_tokens(row.branch.request, output, result, sample))
-                sample += 1
+            deltas += take_scores(row.branch.request, row.start, scores)
+        deltas += self._take_draws(flight, result)
         for row in rows:
             self._settle(row.branch)
         return deltas
@@ -211,7 +214,7 @@ class Scheduler:
                 self._preempt(fcfs.victim(self._running))
                 preempted = True
             else:
-                self._cut_short(self._running[0])
+                self._deltas += self._cut_short(self._running[0])
 
     def _preempt(self, request: Request) -> None:
         """Back to the waiting queue. Its blocks go; the prefix cache may still have them later."""
@@ -220,8 +223,8 @@ class Scheduler:
         self._waiting.push(request)
         self._num_preemptions += 1
 
-    def _cut_short(self, request: Request) -> None:
-        """Ends the last sample of a request that does not fit in the pool even alone."""
+    def _cut_short(self, request: Request) -> list[Delta]:
+        """Ends the last sample, or all beams, of a request too large for the pool even alone."""
         last = request.live[-1]
         tokens = len(request.prompt) + len(last.tokens)
         manager = self.manager
@@ -229,7 +232,11 @@ class Scheduler:
             f"cut short at {tokens} tokens: the request alone takes more than the pool's "
             f"{manager.num_blocks} blocks of {manager.block_size}; make the pool larger"
         )
-        self._deltas += self._end(request, [last], "length", message)
+        if request.search is None:
+            return self._end(request, [last], "length", message)
+        deltas = conclude_search(request, message)
+        self._drop_ended(request)
+        return deltas
 
     def _admit(self, rows: list[Row], budget: int, now: float) -> None:
         """Starts waiting requests, in order, as long as each fits whole; adds their rows."""
@@ -238,7 +245,7 @@ class Scheduler:
             if self.num_samples + len(request.live) > self.config.seats:
                 return
             if request.total_blocks(self.manager.block_size) > self.manager.num_blocks:
-                self._cut_short(request)
+                self._deltas += self._cut_short(request)
             elif self._fits(request):
                 budget -= self._start(request, rows, budget, now)
             else:
@@ -252,9 +259,9 @@ class Scheduler:
         size = manager.block_size
         demand = manager.match(lookup, namespace=request.tenant).demand
         demand += -(-len(common) // size) + (-len(lookup) // size)
-        demand += request.own_blocks(size)
+        demand += request.own_blocks(request.live, size)
         demand += manager.demand(*remaining(self._running))
-        demand += sum(r.own_blocks(size) for r in self._running if len(r.branches) == 1)
+        demand += sum(r.own_blocks(b.members, size) for r in self._running for b in r.branches)
         return demand <= manager.num_free_blocks + manager.num_cached_blocks
 
     def _start(self, request: Request, rows: list[Row], budget: int, now: float) -> int:
@@ -294,49 +301,31 @@ class Scheduler:
         deltas: list[Delta] = []
         for i in sorted(errors):
             branch = flight.rows[i].branch
-            deltas += self._end(branch.request, branch.members, "error", errors[i])
+            request = branch.request
+            outputs = branch.members if request.search is None else request.live
+            deltas += self._end(request, outputs, "error", errors[i])
         return deltas
 
-    def _take_scores(self, row: Row, scores: tuple[TokenLogprobs, ...]) -> list[Delta]:
-        """Reports prompt log-probabilities, less those reported before a preemption."""
-        request = row.branch.request
-        new = scores[request.num_scored - row.start :]
-        if not request.live or not new:
-            return []
-        request.num_scored += len(new)
-        return [
-            Delta(
-                request.id,
-                request.live[0].index,
-                prompt_logprobs=new,
-                num_cached_tokens=request.num_cached_tokens,
-                admitted_at=request.admitted_at,
-            )
+    def _take_draws(self, flight: Batch, result: Result) -> list[Delta]:
+        """What each sample of the step has brought."""
+        deltas: list[Delta] = []
+        beams: dict[int, list[tuple[Branch, TokenLogprobs]]] = {}  # by Request.order
+        drawn = [
+            (row.branch, o)
+            for row, outputs in zip(flight.rows, flight.draws, strict=True)
+            for o in outputs
         ]
-
-    def _take_tokens(self, request: Request, output: Output, result: Result, i: int) -> Delta:
-        """Appends the tokens of sample i of the Result, up to the one that ends the output."""
-        first, last = int(result.indptr[i]), int(result.indptr[i + 1])
-        taken: list[int] = []
-        end = Ending()
-        for token in result.tokens[first:last].tolist():
-            taken.append(token)
-            output.tokens.append(token)
-            end = find_ending(request, output, self.config, self._capacity)
-            if end.finish_reason is not None:
-                break
-        output.finish_reason = end.finish_reason
-        return Delta(
-            request.id,
-            output.index,
-            token_ids=tuple(taken),
-            logprobs=tuple(result.logprobs[first : first + len(taken)]),
-            finish_reason=end.finish_reason,
-            stop_reason=end.stop_reason,
-            error=end.error,
-            num_cached_tokens=request.num_cached_tokens,
-            admitted_at=request.admitted_at,
-        )
+        for i, (branch, output) in enumerate(drawn):
+            request = branch.request
+            if not output.live:
+                continue
+            if request.search is None:
+                deltas.append(take_tokens(request, output, result, i, self.config, self._capacity))
+            elif (scored := result.logprobs[int(result.indptr[i])]) is not None:
+                beams.setdefault(request.order, []).append((branch, scored))
+        for group in beams.values():
+            deltas += self._extend_beams(group)
+        return deltas
 
     def _settle(self, branch: Branch) -> None:
         """After a step: drops ended samples, and forks where the samples part."""
@@ -345,12 +334,36 @@ class Scheduler:
             request.started = True
             self._awaiting_first_token.discard(request.order)
         self._drop_ended(request)
-        if branch.open and len(branch.members) > 1 and branch.computed == len(request.prompt):
-            own, *others = branch.members
-            branch.members = [own]
-            forks = self.manager.fork(branch.seq, len(others))
-            for seq, output in zip(forks, others, strict=True):
-                request.branches.append(Branch(request, seq, [output], branch.computed))
+        if branch.open and len(branch.members) > 1 and branch.computed == branch.known:
+            self._fork(branch, branch.parts())
+
+    def _fork(self, branch: Branch, parts: list[list[Output]]) -> None:
+        """The branch goes on with the first of the parts, a fork of it with each other one."""
+        request, (own, *others) = branch.request, parts
+        branch.carry(own)
+        forks = self.manager.fork(branch.seq, len(others))
+        request.branches += [
+            Branch(request, seq, members, branch.computed)
+            for seq, members in zip(forks, others, strict=True)
+        ]
+
+    def _extend_beams(self, drawn: list[tuple[Branch, TokenLogprobs]]) -> list[Delta]:
+        """The beams of a request go on from what all of them have drawn, or are reported.
+
+        Beams without a continuation among the best release their blocks before the others fork.
+        """
+        request = drawn[0][0].request
+        heirs = extend_search(request, drawn)
+        if not heirs:
+            deltas = conclude_search(request)
+            self._drop_ended(request)
+            return deltas
+        self._close([branch for branch, _ in drawn if branch not in heirs])
+        for branch, outputs in heirs.items():
+            self._fork(branch, [[output] for output in outputs])
+        if len(request.prompt) + len(request.live[0].tokens) > self._capacity:
+            return self._cut_short(request)
+        return []
 
     # Endings
 
@@ -358,19 +371,7 @@ class Scheduler:
         self, request: Request, outputs: list[Output], reason: str, error: str | None = None
     ) -> list[Delta]:
         """Ends live samples of a request wherever it is, and releases what they alone hold."""
-        deltas = []
-        for output in outputs:
-            output.finish_reason = reason
-            deltas.append(
-                Delta(
-                    request.id,
-                    output.index,
-                    finish_reason=reason,
-                    error=error,
-                    num_cached_tokens=request.num_cached_tokens,
-                    admitted_at=request.admitted_at,
-                )
-            )
+        deltas = end_outputs(request, outputs, reason, error)
         self._drop_ended(request)
         return deltas
 

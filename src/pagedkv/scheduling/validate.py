@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from pagedkv.errors import RequestError
+from pagedkv.scheduling.beams import check_beams
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Add
 from pagedkv.scheduling.step import Result, Step
@@ -32,9 +33,11 @@ def validate_add(add: Add, config: SchedulerConfig, num_blocks: int, block_size:
             f"the prompt of {length} tokens takes {needed} blocks of {block_size}, the pool has "
             f"{num_blocks}: give at most {num_blocks * block_size} tokens or a larger pool"
         )
+    check_beams(add, config)
     if params.n > config.seats:
         raise RequestError(
-            f"n={params.n} is more than the {config.seats} sequences that run at once "
+            f"{'n' if add.beam is None else 'beam_width'}={params.n} is more than the "
+            f"{config.seats} sequences that run at once "
             f"(max_num_seqs={config.max_num_seqs}, "
             f"max_num_batched_tokens={config.max_num_batched_tokens}): the samples of a request "
             "run together, ask for fewer"
@@ -90,7 +93,7 @@ def result_mismatch(step: Step, result: Result, vocab_size: int | None) -> str |
     return (
         _shape_mismatch(step, result)
         or _token_mismatch(result, vocab_size or 2**31)
-        or _score_mismatch(step, result)
+        or _score_mismatch(step, result, vocab_size or 2**31)
     )
 
 
@@ -128,16 +131,24 @@ def _token_mismatch(result: Result, vocab: int) -> str | None:
     return None
 
 
-def _score_mismatch(step: Step, result: Result) -> str | None:
-    """Log-probabilities: one a drawn token where they were asked for, one a prompt token."""
+def _score_mismatch(step: Step, result: Result, vocab: int) -> str | None:
+    """Log-probabilities: one a drawn token where they were asked for, one a prompt token.
+
+    With a drawn token come all the alternatives asked for: beams are chosen among them.
+    """
     num_scored, num_tokens = len(result.logprobs), len(result.tokens)
     if num_scored not in (0, num_tokens):
         return f"the executor scored {num_scored} of {num_tokens} drawn tokens"
     for i, sample in enumerate(step.samples):
+        if sample.params.logprobs is None:
+            continue
         drawn = slice(int(result.indptr[i]), int(result.indptr[i + 1]))
-        scores = result.logprobs[drawn] or (None,) * (drawn.stop - drawn.start)
-        if sample.params.logprobs is not None and None in scores:
-            return f"the executor left out log-probabilities that sample {i} asks for"
+        wanted = 1 + min(sample.params.logprobs, vocab)
+        for scored in result.logprobs[drawn] or (None,) * (drawn.stop - drawn.start):
+            if scored is None:
+                return f"the executor left out log-probabilities that sample {i} asks for"
+            if not len(scored.ids) == len(scored.values) == wanted:
+                return f"the executor scored {len(scored.ids)} of {wanted} tokens for sample {i}"
     for asked, got in zip(step.prompt_scores, result.prompt_logprobs, strict=True):
         if len(asked.targets) != len(got) and asked.row not in result.errors:
             return f"the executor scored {len(got)} of {len(asked.targets)} prompt tokens"

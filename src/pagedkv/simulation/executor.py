@@ -54,16 +54,16 @@ class TimedExecutor:
             indptr=np.arange(len(tokens) + 1, dtype=np.int32),
             parents=np.array([sample.row for sample in step.samples], np.int32),
             logprobs=tuple(
-                None if s.params.logprobs is None else self._score(token)
+                None if s.params.logprobs is None else self._score(token, s.params.logprobs)
                 for s, token in zip(step.samples, tokens, strict=True)
             ),
             prompt_logprobs=tuple(
-                tuple(self._score(int(target)) for target in asked.targets)
+                tuple(self._score(int(target), asked.top) for target in asked.targets)
                 for asked in step.prompt_scores
             ),
             duration=seconds,
         )
 
-    def _score(self, token: int) -> TokenLogprobs:
-        value = np.array([-np.log(self.vocab_size)], np.float32)
-        return TokenLogprobs(np.array([token], np.int32), value, rank=1)
+    def _score(self, token: int, top: int) -> TokenLogprobs:
+        ids = np.array([token, *range(min(top, self.vocab_size))], np.int32)
+        return TokenLogprobs(ids, np.full(len(ids), -np.log(self.vocab_size), np.float32), rank=1)

@@ -21,6 +21,7 @@ from pagedkv.engine.memory import StartupReport, pool_blocks, show_bytes
 from pagedkv.engine.output import RequestOutput
 from pagedkv.engine.requests import ChatMessages, Prepared, Prompt
 from pagedkv.errors import ConfigError, ModelError, RequestError
+from pagedkv.models.linear import linear_kernels
 from pagedkv.models.loader import load_model
 from pagedkv.scheduling.config import (
     MAX_NUM_SEQS,
@@ -163,6 +164,7 @@ class LLM:
             num_threads=threads,
             backend=backend_name,
             backend_reason=reason,
+            linear_kernels=linear_kernels(),
         )
         for line in self.report.lines():
             _LOG.info("%s", line)

@@ -75,6 +75,7 @@ class StartupReport:
     num_threads: int
     backend: str
     backend_reason: str
+    linear_kernels: str
 
     @property
     def longest_context(self) -> int:
@@ -90,7 +91,8 @@ class StartupReport:
     def lines(self) -> tuple[str, ...]:
         pool = (self.num_blocks + 1) * self.block_bytes
         return (
-            f"{self.model}, {self.dtype}, {self.num_threads} threads; {self.backend_reason}",
+            f"{self.model}, {self.dtype}, {self.num_threads} threads; {self.backend_reason}; "
+            f"linear layers {self.linear_kernels}",
             f"KV cache: {self.bytes_per_token:,} bytes a token, {self.num_blocks:,} blocks of "
             f"{self.block_size} tokens, {show_bytes(pool)} of {show_bytes(self.memory.available)} "
             "available",

@@ -74,6 +74,12 @@ def make_linear(weight: Matrix, bias: torch.Tensor | None, deterministic: bool) 
     return NativeLinear(PackedMatrix.of(native, weight), bias)
 
 
+def linear_kernels() -> str:
+    """Which kernels run the linear layers here, for people: native's best path, or torch."""
+    native = find_native(False)
+    return "torch" if native is None else f"native ({native.available_linear_isas()[-1]})"
+
+
 def embed(weight: Matrix, tokens: torch.Tensor) -> torch.Tensor:
     """The rows of weight [V, K] at tokens: int32 or int64 [T] -> [T, K], a new tensor."""
     return weight.gather(tokens) if isinstance(weight, PackedMatrix) else weight[tokens]

@@ -137,6 +137,8 @@ def test_stats_count_shared_slots_once():
     assert (stats.blocks_peak, stats.slots_filled, stats.slots_reserved) == (3, 10, 3 * 64)
     _, stats = core.step(6.0)
     assert (stats.num_tokens, stats.blocks_held, stats.slots_filled) == (3, 5, 8 + 3 * 3)
+    # Reserved contiguously nothing would be shared: what is filled then is counted for each sample.
+    assert stats.slots_unshared == 3 * 11
     run(core)
 
 

@@ -356,3 +356,18 @@ def test_cancel_takes_effect_at_once_and_reports_nothing() -> None:
     assert first.prompt == "again" and [
         len(o.outputs[0].token_ids) for o in outputs if o.request_id == "b"
     ] == [3, 4, 5, 6]  # the step that `cancel` took is part of the next one's output
+
+
+def test_several_requests_are_aborted_at_once_and_odd_ids_ignored() -> None:
+    engine = toy_engine()
+    for name in ("a", "b", "c"):
+        engine.add_request(name, name, GREEDY)
+    engine.step()
+    engine.abort_request(["a", "b", "never", 5])  # type: ignore[list-item]
+    ends = {name: out.outputs[0].finish_reason for name, out in run(engine).items()}
+    assert ends == {"a": "abort", "b": "abort", "c": "length"}
+
+
+def test_truths_are_no_token_ids() -> None:
+    with pytest.raises(RequestError, match="True"):
+        toy_engine().add_request("a", {"prompt_token_ids": [1, True]}, GREEDY)

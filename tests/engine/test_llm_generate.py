@@ -78,7 +78,9 @@ def test_all_forms_of_prompts(llm: LLM) -> None:
     assert llm.generate([], GREEDY) == []
 
 
-@pytest.mark.parametrize("array", [np.array, torch.tensor, tuple, list], ids=str)
+@pytest.mark.parametrize(
+    "array", [np.array, torch.tensor, tuple, list], ids=["numpy", "torch", "tuple", "list"]
+)
 def test_token_ids_of_any_array_are_plain_integers(llm: LLM, array: Callable[..., Any]) -> None:
     (output,) = llm.generate({"prompt_token_ids": array([5, 6])}, GREEDY)
     assert output.prompt_token_ids == (5, 6)

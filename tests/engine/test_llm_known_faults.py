@@ -259,7 +259,7 @@ def test_stale_cache_of_old_weights_is_not_hit_after_a_reset(reset: bool) -> Non
     run(engine)
     executor._root = ToyExecutor(64, 4, vocab_size=VOCAB, weights=1)._root
     if reset:
-        engine.block_manager.reset_cache()
+        engine.reset_prefix_cache()
     engine.add_request("new", "same prompt", greedy)
     output = run(engine)["new"]
     if reset:
@@ -281,7 +281,7 @@ def test_stale_cache_a_reset_while_requests_run_is_for_new_requests_only() -> No
     engine.add_request("running", "same prompt", greedy)
     for _ in range(3):
         engine.step()
-    engine.block_manager.reset_cache()
+    engine.reset_prefix_cache()
     engine.add_request("new", "same prompt", greedy)
     last = run(engine)
     assert last["new"].num_cached_tokens == 0

@@ -20,6 +20,7 @@ class Meter:
     preemptions: int = 0
     slots_filled: int = 0  # sums over steps
     slots_in_blocks: int = 0
+    slots_unshared: int = 0
     slots_reserved: int = 0
 
     def add(self, stats: StepStats) -> None:
@@ -27,6 +28,7 @@ class Meter:
         self.preemptions += stats.num_preempted
         self.slots_filled += stats.slots_filled
         self.slots_in_blocks += stats.blocks_peak * self.block_size
+        self.slots_unshared += stats.slots_unshared
         self.slots_reserved += stats.slots_reserved
 
     @property
@@ -36,8 +38,8 @@ class Meter:
 
     @property
     def waste_contiguous(self) -> float:
-        """The same, had each sequence reserved max_model_len slots when it was admitted."""
-        return _waste(self.slots_filled, self.slots_reserved)
+        """The same, had each sample reserved max_model_len slots of its own on admission."""
+        return _waste(self.slots_unshared, self.slots_reserved)
 
 
 @dataclass(frozen=True, slots=True)

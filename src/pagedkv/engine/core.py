@@ -20,6 +20,7 @@ class _Use(NamedTuple):
 
     blocks: int
     slots_filled: int
+    slots_unshared: int
     slots_reserved: int
 
 
@@ -99,6 +100,7 @@ class EngineCore:
             blocks_held=manager.num_held_blocks,
             blocks_peak=use.blocks,
             slots_filled=use.slots_filled,
+            slots_unshared=use.slots_unshared,
             slots_reserved=use.slots_reserved,
         )
 
@@ -145,10 +147,13 @@ class EngineCore:
         ends = step.slots[np.cumsum(step.query_lens) - 1]
         # Held blocks are full, but for the last of each sequence and what is about to be copied.
         tails = dict(zip((ends // size).tolist(), (ends % size + 1).tolist(), strict=True))
-        planned = set(step.seqs.tolist())
-        for seq in scheduler.sequences:
-            if seq not in planned:
-                tails[int(manager.block_table(seq)[-1])] = (manager.length(seq) - 1) % size + 1
+        lengths = dict(zip(step.seqs.tolist(), step.context_lens.tolist(), strict=True))
+        unshared = 0
+        for seq, samples in scheduler.sharers.items():
+            if seq not in lengths:
+                lengths[seq] = manager.length(seq)
+                tails[int(manager.block_table(seq)[-1])] = (lengths[seq] - 1) % size + 1
+            unshared += samples * lengths[seq]
         copies = Counter(step.copies[:, 0].tolist())
         for source, _, filled in step.copies.tolist():
             if source in tails or manager.refcount(source) == copies[source]:
@@ -156,5 +161,6 @@ class EngineCore:
         return _Use(
             held,
             held * size - sum(size - filled for filled in tails.values()),
+            unshared,
             scheduler.num_samples * scheduler.config.max_model_len,
         )

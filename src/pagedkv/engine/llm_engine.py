@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -111,15 +111,27 @@ class LLMEngine:
             self._num_added += 1
             self.core.send(add)
 
-    def abort_request(self, request_id: str) -> None:
-        """Ends a request in any state; the next `step` reports it and releases its blocks.
+    def abort_request(self, request_id: str | Iterable[str]) -> None:
+        """Ends a request, or several, in any state; the next `step` reports and releases them.
 
         Ids that are unknown or have ended are ignored.
         """
+        ids = [request_id] if isinstance(request_id, str) else list(request_id)
         with self._lock:
-            core_id = self._live.get(request_id)
-            if core_id is not None:
-                self.core.send(Abort(core_id))
+            for live in [self._live[i] for i in ids if isinstance(i, str) and i in self._live]:
+                self.core.send(Abort(live))
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all cached prefixes, between two steps. Only from the thread that steps.
+
+        Requests that are running keep their blocks, and nothing of them is found later.
+        """
+        if not self._stepping.acquire(blocking=False):
+            raise PagedKVError("another thread is in a step of this engine: reset from that one")
+        try:
+            self.block_manager.reset_cache()
+        finally:
+            self._stepping.release()
 
     def cancel(self, request_ids: Collection[str]) -> None:
         """Ends requests now and reports nothing of them. Only from the thread that steps.

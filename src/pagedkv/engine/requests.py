@@ -147,6 +147,8 @@ def _plain_ids(ids: object) -> tuple[int, ...]:
         ids = ids.tolist()
     if isinstance(ids, (str, bytes, bytearray)) or not isinstance(ids, Sequence):
         raise RequestError(f"prompt_token_ids={ids!r:.200} must be a list of token ids")
+    if bool in set(map(type, ids)):
+        raise RequestError(f"prompt_token_ids={ids!r:.200} has truths (True, False) for token ids")
     try:
         return tuple(map(operator.index, ids))
     except TypeError:

@@ -189,6 +189,12 @@ class Scheduler:
         """Ids of the open sequences, by request in order of arrival."""
         return [branch.seq for request in self._running for branch in request.branches]
 
+    @property
+    def sharers(self) -> dict[SeqId, int]:
+        """For each open sequence the number of live samples that have it in common."""
+        branches = [branch for request in self._running for branch in request.branches]
+        return {branch.seq: len(branch.members) for branch in branches}
+
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._requests
 

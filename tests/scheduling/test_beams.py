@@ -8,12 +8,21 @@ import numpy as np
 import pytest
 from harness import VOCAB, Run
 
+from pagedkv.cache import SeqId
 from pagedkv.engine.toy import ToyExecutor
 from pagedkv.errors import RequestError
-from pagedkv.scheduling.beams import BeamSearch, common_length, split, tree_blocks
+from pagedkv.scheduling.beams import (
+    BeamSearch,
+    common_length,
+    split,
+    start_search,
+    tree_blocks,
+)
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Add
 from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
+from pagedkv.scheduling.report import extend_search
+from pagedkv.scheduling.request import Branch, Request
 from pagedkv.scheduling.step import Result, Step, TokenLogprobs
 from pagedkv.scheduling.validate import validate_add
 
@@ -138,6 +147,37 @@ def test_the_last_token_allowed_ends_every_beam() -> None:
         ((1, 0), "length"),
         ((1, 1), "length"),
     ]
+
+
+def test_the_best_hypotheses_are_kept_in_order() -> None:
+    search = BeamSearch(BeamSearchParams(2, 9, length_penalty=0.0), eos=(0,), limit=9)
+    rows = [scored({0: -2.0, 4: -2.5, 5: -9.0, 6: -9.0}), scored({0: -3.0, 4: -9.0})]
+    search.extend([([1], -1.0), ([2], -5.0)], rows)
+    search.extend([([1], -0.5), ([2], -0.25)], rows)
+    search.extend([([1], 0.0), ([2], -9.0)], rows)
+    assert [h.score for h in search.finished] == [-2.0, -2.5]
+
+
+def test_equal_beams_keep_their_rank_wherever_their_branches_stand() -> None:
+    """Tokens 7 and 8 tie: the beam that was the better one before goes first."""
+    beam = BeamSearchParams(2, 9)
+    config = SchedulerConfig(8, 8, 100, (0,), VOCAB)
+    entry = Add("b", (1, 2), beam.sampling, 0.0, 0, beam=beam)
+    request = Request(entry, 0, start_search(entry, config))
+    request.outputs[0].tokens, request.outputs[1].tokens = [5], [6]
+    branches = [Branch(request, SeqId(i), [request.outputs[i]], 2) for i in (1, 0)]
+    rows = [scored({7: -1.0, 3: -9.0}), scored({8: -1.0, 3: -9.0})]
+    heirs = extend_search(request, list(zip(branches, rows, strict=True)))
+    assert [output.tokens for output in request.outputs] == [[5, 8], [6, 7]]
+    assert heirs == {branches[1]: [request.outputs[0]], branches[0]: [request.outputs[1]]}
+
+
+def test_a_hypothesis_ends_at_max_model_len() -> None:
+    run = Run(max_model_len=10)
+    add(run, "b", PROMPT, BeamSearchParams(2, 20))
+    run.finish()
+    assert [len(run.ends["b", i].token_ids) for i in range(2)] == [3, 3]
+    assert [run.reason("b", i) for i in range(2)] == ["length"] * 2
 
 
 def test_fork_trees() -> None:

@@ -51,13 +51,13 @@ struct Attention::Scratch {
   float* queries;      // [kTile, padded_dim]
   float* accumulated;  // [kTile, padded_dim]
   float* converted;    // [2, kSpan, padded_dim]
-  float* scores;       // [3, kSpan]
+  float* scores;       // [kScoreRows, kSpan]
   float* maximum;      // [kTile]
   float* sum;          // [kTile]
   float* states;       // shared by the threads
 
   static int64_t floats(int64_t padded_dim) {
-    return (2 * kTile + 2 * kSpan) * padded_dim + 3 * kSpan + 2 * kTile;
+    return (2 * kTile + 2 * kSpan) * padded_dim + kScoreRows * kSpan + 2 * kTile;
   }
 
   Scratch(float* memory, float* shared, int64_t padded_dim) {
@@ -65,7 +65,7 @@ struct Attention::Scratch {
     accumulated = queries + kTile * padded_dim;
     converted = accumulated + kTile * padded_dim;
     scores = converted + 2 * kSpan * padded_dim;
-    maximum = scores + 3 * kSpan;
+    maximum = scores + kScoreRows * kSpan;
     sum = maximum + kTile;
     states = shared;
   }
@@ -79,7 +79,7 @@ struct Attention::Scratch {
 
 void Workspace::reserve(const Plan& plan, int64_t padded_dim) {
   thread_floats_ = round_up(Attention::scratch_floats(padded_dim), 16);
-  const size_t threads = static_cast<size_t>(thread_floats_ * plan.num_threads());
+  const size_t threads = static_cast<size_t>(thread_floats_ * plan.num_threads() + 16);
   const size_t states = static_cast<size_t>(plan.num_states() * state_floats(padded_dim));
   if (threads_.size() < threads) threads_.resize(threads);
   if (states_.size() < states) states_.resize(states);

@@ -103,7 +103,11 @@ struct Tokens {
 class Workspace {
  public:
   void reserve(const Plan& plan, int64_t padded_dim);
-  float* thread(int index) { return threads_.data() + index * thread_floats_; }
+  // Aligned to 64 bytes.
+  float* thread(int index) {
+    const auto base = (reinterpret_cast<uintptr_t>(threads_.data()) + 63) / 64 * 64;
+    return reinterpret_cast<float*>(base) + index * thread_floats_;
+  }
   float* states() { return states_.data(); }
 
  private:

@@ -34,6 +34,9 @@ const Isa<Kernels> kIsas[] = {
 #if defined(PAGEDKV_HAVE_AVX2)
     {"avx2", has_avx2, &kAvx2Float32, &kAvx2Bfloat16},
 #endif
+#if defined(PAGEDKV_HAVE_AVX512)
+    {"avx512", has_avx512, &kAvx512Float32, &kAvx512Bfloat16},
+#endif
 };
 
 const Isa<LinearKernels> kLinearIsas[] = {

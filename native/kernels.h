@@ -18,6 +18,8 @@ constexpr int kSpan = 128;
 constexpr int kTile = 48;
 // Row pointers of a span are padded to a multiple of this with a valid pointer.
 constexpr int kKeyGroup = 8;
+// Query vectors whose scores are kept at a time, at most.
+constexpr int kScoreRows = 6;
 
 // One span of positions for a tile of query vectors of one K/V head.
 // Vector i sees the span's first limits[i] keys; limits ascend, and are >= 1 from `first` on.
@@ -31,8 +33,8 @@ struct SpanTask {
   int first;
   int count;
   int padded_dim;
-  float* scores;      // scratch [3, kSpan]
-  float* converted;   // scratch [2, kSpan, padded_dim]
+  float* scores;      // scratch [kScoreRows, kSpan]
+  float* converted;   // scratch [2, kSpan, padded_dim], aligned to 64 bytes
   // State of each vector, merged into: maximum, sum of weights, weighted values.
   float* maximum;      // [count]
   float* sum;          // [count]
@@ -83,6 +85,8 @@ extern const LinearKernels kAvx2LinearFloat32;
 extern const LinearKernels kAvx2LinearBfloat16;
 #endif
 #if defined(PAGEDKV_HAVE_AVX512)
+extern const Kernels kAvx512Float32;
+extern const Kernels kAvx512Bfloat16;
 extern const LinearKernels kAvx512LinearFloat32;
 extern const LinearKernels kAvx512LinearBfloat16;
 extern const LinearKernels kAvx512Bf16LinearBfloat16;

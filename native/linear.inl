@@ -10,20 +10,9 @@
 namespace pagedkv::PAGEDKV_ISA {
 
 #if defined(__AVX512F__)
-
-typedef float Wide __attribute__((vector_size(64)));
-typedef uint32_t WideBits __attribute__((vector_size(64)));
 constexpr int kRegisters = 24;  // that accumulate
 constexpr int kMaxRows = 12;
-
-inline Wide splat(float x) { return _mm512_set1_ps(x); }
-inline Wide fma(Wide a, Wide b, Wide c) { return _mm512_fmadd_ps(a, b, c); }
-
-#else
-
-using Wide = Vec;
-using WideBits = UintVec;
-#if defined(__AVX2__) && defined(__FMA__)
+#elif defined(__AVX2__) && defined(__FMA__)
 constexpr int kRegisters = 12;
 constexpr int kMaxRows = 6;
 #else
@@ -31,11 +20,6 @@ constexpr int kRegisters = 6;
 constexpr int kMaxRows = 3;
 #endif
 
-inline Wide splat(float x) { return broadcast(x); }
-
-#endif
-
-constexpr int kWideLanes = sizeof(Wide) / sizeof(float);
 constexpr int kPanelVectors = kPanel / kWideLanes;
 // Bytes that weights are fetched ahead while few rows share them: the stream runs from panel to
 // panel, across the pages at which the hardware's own fetching stops.

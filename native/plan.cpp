@@ -11,7 +11,7 @@ namespace {
 // Below this many (query vector, key) pairs a step is not worth waking another thread for.
 constexpr int64_t kPairsPerThread = 4096;
 // Items a thread should have to choose from, so that threads end together.
-constexpr int64_t kItemsPerThread = 4;
+constexpr int64_t kItemsPerThread = 8;
 
 int32_t spans_of(int32_t positions) { return (positions + kSpan - 1) / kSpan; }
 

@@ -1,4 +1,5 @@
-// Eight floats at a time, for the instruction set that the including file is compiled for.
+// Eight floats at a time (Vec), or as many as a register holds (Wide), for the instruction set that
+// the including file is compiled for.
 // Include with PAGEDKV_ISA defined: each instruction set has its own namespace.
 // Nothing here may be contracted or reassociated (-ffp-contract=off, no -ffast-math).
 #pragma once
@@ -89,6 +90,58 @@ inline void reduce4(const Vec* x, float* out) {
 }
 
 #endif
+
+#if defined(__AVX512F__)
+
+typedef float Wide __attribute__((vector_size(64)));
+typedef uint32_t WideBits __attribute__((vector_size(64)));
+
+inline Wide splat(float x) { return _mm512_set1_ps(x); }
+inline Wide fma(Wide a, Wide b, Wide c) { return _mm512_fmadd_ps(a, b, c); }
+
+#else
+
+using Wide = Vec;
+using WideBits = UintVec;
+
+inline Wide splat(float x) { return broadcast(x); }
+
+#endif
+
+constexpr int kWideLanes = sizeof(Wide) / sizeof(float);
+
+inline Wide load_wide(const float* p) {
+  Wide out;
+  std::memcpy(&out, p, sizeof out);
+  return out;
+}
+
+inline void store_wide(float* p, Wide x) { std::memcpy(p, &x, sizeof x); }
+
+// out[d * stride + n] = in[n][d], 8 by 8.
+inline void transpose8(const Vec* in, float* out, int stride) {
+#if defined(__AVX2__)
+  __m256 a[8], b[8];
+  for (int i = 0; i < 8; i += 2) {
+    a[i] = _mm256_unpacklo_ps(in[i], in[i + 1]);
+    a[i + 1] = _mm256_unpackhi_ps(in[i], in[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    b[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
+    b[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xee);
+    b[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+    b[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    _mm256_storeu_ps(out + i * stride, _mm256_permute2f128_ps(b[i], b[i + 4], 0x20));
+    _mm256_storeu_ps(out + (i + 4) * stride, _mm256_permute2f128_ps(b[i], b[i + 4], 0x31));
+  }
+#else
+  for (int d = 0; d < 8; ++d) {
+    for (int n = 0; n < 8; ++n) out[d * stride + n] = in[n][d];
+  }
+#endif
+}
 
 inline float sum(Vec x) {
   return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));

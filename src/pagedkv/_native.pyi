@@ -111,7 +111,7 @@ def padded_head_dim(head_dim: int) -> int:
     """Elements that the store keeps for a head of `head_dim`."""
 
 def isa() -> str:
-    """The code path picked for this machine: "scalar" or "avx2"."""
+    """The code path picked for this machine: "scalar", "avx2" or "avx512"."""
 
 def available_isas() -> list[str]:
     """Code paths that this build has and this machine can run, slowest first."""

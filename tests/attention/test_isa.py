@@ -22,6 +22,7 @@ def test_illegal_instruction_the_path_is_one_that_this_machine_has() -> None:
     assert available[0] == "scalar" and native.isa() == available[-1]
     features = native.cpu_features()
     assert ("avx2" not in available) or (features["avx2"] and features["fma"])
+    assert ("avx512" not in available) or (features["avx512f"] and features["avx512vl"])
     backend = make_backend("native", spec_of())
     assert isinstance(backend, NativeBackend) and backend.isa == native.isa()
 
@@ -37,6 +38,19 @@ def test_illegal_instruction_the_baseline_gives_the_results_of_the_best_path(
     best = attend(make_backend("native", case.spec), case)
     assert torch.isfinite(scalar).all() and scalar.abs().max() > 0.1
     torch.testing.assert_close(scalar, best, rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 1, 40), (2, 2, 256)])
+def test_wider_registers_change_no_bit(
+    dtype: torch.dtype, heads: int, kv_heads: int, dim: int
+) -> None:
+    if "avx512" not in import_native().available_isas():
+        pytest.skip("this machine has no AVX-512")
+    case = lay_out(Rows.random([1, 37, 300], heads, kv_heads, dim, dtype), [1, 20, 100], 16)
+    narrow = attend(make_backend("native", case.spec, isa="avx2"), case)
+    wide = attend(make_backend("native", case.spec, isa="avx512"), case)
+    assert narrow.abs().max() > 0.1 and torch.equal(narrow, wide)
 
 
 def test_illegal_instruction_what_is_missing_is_named_before_anything_runs() -> None:

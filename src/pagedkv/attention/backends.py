@@ -57,7 +57,7 @@ def make_backend(
     `name` as for `choose_backend`. `scale` multiplies the scores, 1/sqrt(D) when None.
     `deterministic` asks that a row's result bits never depend on the batch, the chunking or the
     block size: native always keeps that, gather cannot and is refused. `isa` forces a code path
-    of native ("scalar", "avx2"); None takes the best of this machine.
+    of native ("scalar", "avx2", "avx512"); None takes the best of this machine.
     Raises ConfigError naming the setting.
     """
     chosen, reason = choose_backend(name)

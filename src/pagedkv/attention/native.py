@@ -53,10 +53,11 @@ class NativePlan:
 class NativeBackend:
     """K/V in [L, 2, num_blocks + 1, G, B, lanes(D)]: one head's slots of a block are contiguous.
 
-    `isa` is "scalar", "avx2" or None for the best that this machine has. The bits of a query
-    row's result depend on q and on K, V of its positions only: not on the block size, the other
-    rows, the chunking or the number of threads. Spans that lie in the same blocks for several rows
-    of a step are read once for all of them; `shared_spans` counts those of all plans.
+    `isa` is "scalar", "avx2", "avx512" (the bits of avx2) or None for the best that this machine
+    has. The bits of a query row's result depend on q and on K, V of its positions only: not on the
+    block size, the other rows, the chunking or the number of threads. Spans that lie in the same
+    blocks for several rows of a step are read once for all of them; `shared_spans` counts those of
+    all plans.
     """
 
     name = "native"

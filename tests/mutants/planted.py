@@ -58,9 +58,7 @@ def main(root: Path, options: list[str]) -> int:
     import pytest
 
     outcomes = Outcomes()
-    pytest.main(
-        ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=line", *options], [outcomes]
-    )
+    pytest.main(["-q", "-p", "no:cacheprovider", "--tb=line", *options], [outcomes])
     print(
         json.dumps(
             {

@@ -41,7 +41,12 @@ def outcomes(package: Path, *arguments: str, timeout: float) -> dict[str, list[s
     done = subprocess.run(
         [sys.executable, Path(__file__).with_name("planted.py"), package.parent, *arguments],
         cwd=TESTS.parent,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        # Loading plugins takes longer than the tests.
+        env={
+            **os.environ,
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
         capture_output=True,
         text=True,
         timeout=timeout,

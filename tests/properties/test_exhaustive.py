@@ -26,6 +26,7 @@ def exhaust(scope: Scope) -> tuple[int, int]:
         pytest.param((2, 1, 2), 112, 807, id="2-1-2"),
         pytest.param((2, 2, 4), 1_691, 18_481, id="2-2-4"),
         pytest.param((3, 1, 3), 601, 5_977, id="3-1-3"),
+        pytest.param((3, 2, 4), 22_327, 291_674, id="3-2-4"),
     ],
 )
 def test_every_state_of_two_sequences(

@@ -125,6 +125,24 @@ def test_prefix_hits_full_partial_and_absent(run: Run, dtype: str, block_size: i
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])
+def test_prefixes_longer_than_a_span_read_once_for_all_rows(
+    run: Run, dtype: str, block_size: int
+) -> None:
+    """Rows with common blocks share their reads of K/V; alone there is nothing to share."""
+    stem = [(11 * i * i + 5 * i) % VOCAB for i in range(140)]
+    prompts = [[*stem, i, *range(1, i)] for i in range(1, 7)]
+    alone = solo(run, prompts, dtype)
+    settings = {"dtype": dtype, "block_size": block_size, "num_blocks": 1200}
+    shared: list[int] = []
+
+    def look(llm: LLM, step: int) -> None:
+        shared.append(llm.engine.core.executor._backend.shared_spans)
+
+    assert_same(run(prompts, warm=[[*stem, 0]], before_step=look, **settings), alone)
+    assert shared[-1] > 0
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16])
 def test_four_samples_of_one_prompt(run: Run, dtype: str, block_size: int) -> None:
     """Sample i of seed s is sample 0 of seed s + i, alone."""
     prompts = [PROMPTS[5], PROMPTS[6], PROMPTS[7]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tiny-llm")
     save_tiny_llm(path)
     return path
+
+
+@pytest.fixture(autouse=True)
+def python_handles_interrupts() -> Iterator[None]:
+    """A job in the background of a shell starts with SIGINT ignored; these tests need a handler."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def interrupt() -> None:

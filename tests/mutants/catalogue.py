@@ -345,8 +345,8 @@ MUTANTS = (
         "the descendants of an evicted block keep their names",
         ("index consistency",),
         "cache/index.py",
-        "        for node in found:\n            found += self.children(node)\n",
-        "",
+        "                found += self.children(node)\n",
+        "                pass\n",
         (_POOL + "reset_withdraws_held_names_too",),
     ),
     Mutant(

@@ -71,6 +71,8 @@ class EvictionRing:
             taken.append(chosen)
             k -= len(chosen)
             self._live -= len(chosen)
+        if len(taken) == 1:
+            return taken[0]
         return np.concatenate(taken) if taken else np.zeros(0, np.int32)
 
     def order(self) -> Int32:
@@ -118,7 +120,7 @@ class EvictionOrder:
     def discard(self, blocks: Int32) -> None:
         """Takes distinct blocks out, wherever they stand."""
         self.probation.discard(blocks)
-        if self.resistant:
+        if len(self.protected):
             self.protected.discard(blocks)
 
     def take(self, k: int) -> Int32:

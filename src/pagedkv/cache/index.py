@@ -161,7 +161,7 @@ class PrefixIndex:
         if owner == block:
             if self.heirs[parent] == ROOT and len(tokens) == 4 * self._block_size:
                 self.heirs[parent] = block
-            self.digests[block] = crc32(frame + tokens, self.digests[parent])
+            self.digests[block] = crc32(tokens, crc32(frame, self.digests[parent]))
             self._link(block, parent, self.next_serial, key)
         return owner
 
@@ -185,8 +185,9 @@ class PrefixIndex:
     def withdraw(self, block: int) -> list[int]:
         """Takes the names of a block and all its descendants; returns them, leaves first."""
         found = [block]
-        for node in found:
-            found += self.children(node)
+        if self.heirs[block] != ROOT or self.others[block]:
+            for node in found:
+                found += self.children(node)
         found.reverse()
         for node in found:
             self._forget(node)

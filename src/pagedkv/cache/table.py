@@ -124,7 +124,7 @@ class BlockTable:
 
     def slots(self, rows: Int64, starts: Int64, counts: Int64) -> Int64:
         """Slots of positions [start, start + count) of each row, flat int64 [sum counts]."""
-        if not (counts == 1).all():
+        if np.count_nonzero(counts == 1) < len(counts):
             owner, place = repeat_ranges(counts)
             rows, starts = rows[owner], starts[owner] + place
         index, offset = np.divmod(starts, self.block_size)

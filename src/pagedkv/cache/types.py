@@ -109,9 +109,9 @@ def flatten_tokens(tokens: Sequence[Tokens], n: int) -> tuple[Int32, Int64]:
         lengths = list(map(len, tokens))
     except TypeError:
         raise ValueError(f"one token list a sequence is wanted, got {tokens!r:.200}") from None
-    counts = np.array(lengths, np.int64)
     if lengths.count(1) == n:  # a decode step
-        return token_array([token for (token,) in tokens]), counts
+        return token_array([token for (token,) in tokens]), np.ones(n, np.int64)
+    counts = np.array(lengths, np.int64)
     if np.ndarray in set(map(type, tokens)):
         rows = [token_array(row) for row in tokens]
         return np.concatenate(rows), counts

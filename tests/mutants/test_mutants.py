@@ -19,8 +19,6 @@ TESTS = Path(__file__).parents[1]
 SOURCE = Path(pagedkv.__file__).parent
 CONTROLS = tuple(dict.fromkeys(test for mutant in MUTANTS for test in mutant.tests))
 
-each_mutant = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-
 
 def plant(mutant: Mutant, package: Path) -> None:
     path = package / mutant.file
@@ -74,20 +72,9 @@ def test_control_the_named_tests_pass_on_an_unchanged_copy(package: Path) -> Non
     assert not result["failed"] and not result["errors"]
 
 
-@each_mutant
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_planted_fault_is_killed_by_each_named_test(mutant: Mutant, package: Path) -> None:
     plant(mutant, package)
     result = outcomes(package, *(f"tests/{test}" for test in mutant.tests), timeout=120)
     assert not result["errors"], "killed by a collection error only"
     assert result["failed"] == functions(mutant.tests), f"survived {result['passed']}"
-
-
-@pytest.mark.deep
-@each_mutant
-def test_planted_fault_fails_the_whole_suite(mutant: Mutant, package: Path) -> None:
-    plant(mutant, package)
-    result = outcomes(
-        package, "-m", "not deep", "--ignore=tests/mutants", "-x", "tests", timeout=1800
-    )
-    assert not result["errors"], "killed by a collection error only"
-    assert result["failed"], "survived the whole suite"

@@ -90,7 +90,7 @@ def break_with(llm: LLM, spoil: Any) -> None:
     executor = llm.engine.core.executor
     assert isinstance(executor, ModelExecutor)
     llm.engine.core.executor = ModelExecutor(
-        Breaking(executor._decoder, spoil),  # type: ignore[arg-type]
+        Breaking(executor._decoder, spoil),
         executor._backend,
     )
 
@@ -118,10 +118,10 @@ def test_dead_engine_a_step_that_was_never_collected_is_dropped(llm: LLM) -> Non
     collect = executor.collect
 
     def interrupted(ticket: Any) -> Any:
-        executor.collect = collect  # type: ignore[method-assign]
+        executor.collect = collect
         raise KeyboardInterrupt
 
-    executor.collect = interrupted  # type: ignore[method-assign]
+    executor.collect = interrupted
     with pytest.raises(KeyboardInterrupt):
         generate(llm, PROMPT, max_tokens=3)
     assert generate(llm, PROMPT, max_tokens=3).outputs[0].token_ids == want

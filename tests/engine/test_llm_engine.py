@@ -20,7 +20,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
 
 def solo(prompt: object, params: SamplingParams = GREEDY) -> tuple[int, ...]:
     engine = toy_engine()
-    engine.add_request("solo", prompt, params)  # type: ignore[arg-type]
+    engine.add_request("solo", prompt, params)
     return run(engine)["solo"].outputs[0].token_ids
 
 
@@ -31,7 +31,7 @@ def solo(prompt: object, params: SamplingParams = GREEDY) -> tuple[int, ...]:
 )
 def test_every_form_of_a_prompt_is_the_same_request(prompt: object) -> None:
     engine = toy_engine()
-    engine.add_request("a", prompt, GREEDY)  # type: ignore[arg-type]
+    engine.add_request("a", prompt, GREEDY)
     output = run(engine)["a"]
     assert output.prompt_token_ids == (71, 68, 75, 75, 78)
     assert output.prompt == (
@@ -209,7 +209,7 @@ def test_end_token_and_ignore_eos() -> None:
     def outcome(**kwargs: object) -> tuple[int, str | None, int | str | None]:
         executor = ToyExecutor(64, 4, vocab_size=VOCAB, eos_token_id=EOS, eos_positions=(7,))
         engine = toy_engine(executor=executor)
-        engine.add_request("a", "hello", SamplingParams(temperature=0, max_tokens=6, **kwargs))  # type: ignore[arg-type]
+        engine.add_request("a", "hello", SamplingParams(temperature=0, max_tokens=6, **kwargs))
         sample = run(engine)["a"].outputs[0]
         return len(sample.token_ids), sample.finish_reason, sample.stop_reason
 
@@ -247,7 +247,7 @@ def test_refusals_name_the_value_and_change_nothing(
 ) -> None:
     engine = toy_engine()
     with pytest.raises(RequestError, match=named):
-        engine.add_request("a", prompt, params)  # type: ignore[arg-type]
+        engine.add_request("a", prompt, params)
     assert not engine.has_unfinished_requests()
     engine.add_request("a", "fine", GREEDY)
     assert run(engine)["a"].outputs[0].token_ids == solo("fine")
@@ -261,7 +261,7 @@ def test_refusals_of_what_comes_with_a_prompt(kwargs: dict[str, object]) -> None
     engine = toy_engine()
     request_id = kwargs.pop("request_id", "a")
     with pytest.raises(RequestError):
-        engine.add_request(request_id, "x", GREEDY, **kwargs)  # type: ignore[arg-type]
+        engine.add_request(request_id, "x", GREEDY, **kwargs)
     assert not engine.has_unfinished_requests()
 
 
@@ -336,7 +336,7 @@ def test_dead_engine_tenant_and_arrival_are_checked_before_they_enter() -> None:
         {"priority": 0.5},
     ):
         with pytest.raises(RequestError, match=next(iter(fields)).split("_")[0]):
-            engine.add_request("bad", "hello", GREEDY, **fields)  # type: ignore[arg-type]
+            engine.add_request("bad", "hello", GREEDY, **fields)
     assert not engine.has_unfinished_requests()
     engine.add_request("a", "hello", GREEDY, tenant="t", arrival_time=3, priority=-7)
     assert run(engine)["a"].outputs[0].token_ids == solo("hello")
@@ -363,7 +363,7 @@ def test_several_requests_are_aborted_at_once_and_odd_ids_ignored() -> None:
     for name in ("a", "b", "c"):
         engine.add_request(name, name, GREEDY)
     engine.step()
-    engine.abort_request(["a", "b", "never", 5])  # type: ignore[list-item]
+    engine.abort_request(["a", "b", "never", 5])
     ends = {name: out.outputs[0].finish_reason for name, out in run(engine).items()}
     assert ends == {"a": "abort", "b": "abort", "c": "length"}
 

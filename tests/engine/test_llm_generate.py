@@ -43,7 +43,7 @@ def llm(folder: Path) -> LLM:
 
 def make(folder: Path, **kwargs: object) -> LLM:
     kwargs = {"num_blocks": 64, "block_size": 4, **kwargs}
-    return LLM(folder, **kwargs)  # type: ignore[arg-type]
+    return LLM(folder, **kwargs)
 
 
 def tokens(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
@@ -74,7 +74,7 @@ def test_all_forms_of_prompts(llm: LLM) -> None:
     texts = tokens(llm.generate(["abc"], GREEDY))
     ids = llm.generate("abc", GREEDY)[0].prompt_token_ids
     for form in ({"prompt": "abc"}, {"prompt_token_ids": list(ids)}, [{"prompt_token_ids": ids}]):
-        assert tokens(llm.generate(form, GREEDY)) == texts  # type: ignore[arg-type]
+        assert tokens(llm.generate(form, GREEDY)) == texts
     assert llm.generate([], GREEDY) == []
 
 
@@ -90,7 +90,7 @@ def test_token_ids_of_any_array_are_plain_integers(llm: LLM, array: Callable[...
 def test_token_ids_without_their_key_are_refused_with_it(llm: LLM) -> None:
     for prompts in ([1, 2, 3], [[1, 2], [3]], np.array([1, 2])):
         with pytest.raises(RequestError, match=r"prompts?\b.*\{'prompt_token_ids': \[...\]\}"):
-            llm.generate(prompts)  # type: ignore[arg-type]
+            llm.generate(prompts)
 
 
 def test_parameters_by_the_name_that_vllm_users_know(llm: LLM) -> None:
@@ -99,13 +99,13 @@ def test_parameters_by_the_name_that_vllm_users_know(llm: LLM) -> None:
     with pytest.raises(
         RequestError, match=r"sampling_params=\{'temperature': 0\} must be Sampling"
     ):
-        llm.generate("x", {"temperature": 0})  # type: ignore[arg-type]
+        llm.generate("x", {"temperature": 0})
 
 
 def test_an_unknown_key_of_a_prompt_is_named(llm: LLM) -> None:
     for prompt in ({"promt": "x"}, {"prompt": "x", "promt": "y"}):
         with pytest.raises(RequestError, match="no key 'promt'"):
-            llm.generate(prompt)  # type: ignore[arg-type]
+            llm.generate(prompt)
 
 
 def test_tokenizer_of_the_model(llm: LLM, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_every_step_is_reported_once_with_its_numbers(llm: LLM) -> None:
 @pytest.mark.parametrize("bad", ["", {"prompt_token_ids": [10**6]}, "x" * 256, None])
 def test_one_bad_prompt_refuses_the_list_and_names_it(llm: LLM, bad: object) -> None:
     with pytest.raises(RequestError, match="prompt 2: "):
-        llm.generate(["fine", "good", bad], GREEDY)  # type: ignore[list-item]
+        llm.generate(["fine", "good", bad], GREEDY)
     assert not llm.engine.has_unfinished_requests()
     assert llm.engine.block_manager.num_free_blocks == 64
 
@@ -174,7 +174,7 @@ def test_chat_joins_parts_of_text_and_names_what_is_none(llm: LLM) -> None:
         with pytest.raises(RequestError, match=content[1]):
             llm.chat([{"role": "user", "content": content[0]}])
     with pytest.raises(RequestError, match=r"messages='hi' must be a list of \{'role'"):
-        llm.chat("hi")  # type: ignore[arg-type]
+        llm.chat("hi")
 
 
 class Interrupting:
@@ -184,10 +184,10 @@ class Interrupting:
         self._executor, self._left, self._error = executor, step, error
 
     def submit(self, step: object) -> object:
-        return self._executor.submit(step)  # type: ignore[attr-defined]
+        return self._executor.submit(step)
 
     def collect(self, ticket: object) -> object:
-        result = self._executor.collect(ticket)  # type: ignore[attr-defined]
+        result = self._executor.collect(ticket)
         self._left -= 1
         if self._left == 0:
             raise self._error
@@ -200,7 +200,7 @@ def test_interrupted_generate_leaves_a_usable_engine(
     llm: LLM, step: int, error: type[BaseException]
 ) -> None:
     core, executor = llm.engine.core, llm.engine.core.executor
-    core.executor = Interrupting(executor, step, error)  # type: ignore[assignment]
+    core.executor = Interrupting(executor, step, error)
     with pytest.raises(error):
         llm.generate(PROMPTS, GREEDY)
     core.executor = executor
@@ -308,7 +308,7 @@ def test_foreign_exception_a_setting_of_the_wrong_type_is_named_before_the_model
     kwargs: dict[str, object],
 ) -> None:
     with pytest.raises(ConfigError, match=next(iter(kwargs))):
-        LLM("nowhere", **{"num_blocks": None, **kwargs})  # type: ignore[arg-type]
+        LLM("nowhere", **{"num_blocks": None, **kwargs})
 
 
 def test_memory_a_block_table_larger_than_memory_is_refused(
@@ -347,17 +347,17 @@ def test_silent_choice_falling_back_to_gather_is_a_warning(
 @pytest.mark.parametrize("bad", [5, None, {1, 2}, b"ab"], ids=str)
 def test_foreign_exception_arguments_of_the_wrong_type_are_named(llm: LLM, bad: object) -> None:
     with pytest.raises(RequestError, match="prompts="):
-        llm.generate(bad)  # type: ignore[arg-type]
+        llm.generate(bad)
     with pytest.raises(RequestError, match="messages="):
-        llm.chat(bad)  # type: ignore[arg-type]
+        llm.chat(bad)
     if bad is not None:
         with pytest.raises(RequestError, match="params="):
-            llm.generate("x", bad)  # type: ignore[arg-type]
+            llm.generate("x", bad)
     with pytest.raises(RequestError, match="conversation"):
-        llm.chat([bad])  # type: ignore[list-item]
+        llm.chat([bad])
     for ids in (5, b"ab", "ab"):
         with pytest.raises(RequestError, match="prompt_token_ids="):
-            llm.generate({"prompt_token_ids": ids})  # type: ignore[typeddict-item]
+            llm.generate({"prompt_token_ids": ids})
     assert not llm.engine.has_unfinished_requests()
 
 

@@ -36,7 +36,7 @@ class Front:
     def __init__(self, **params: object) -> None:
         self.sent: list[Abort] = []
         self.processor = OutputProcessor(TOKENIZER, self.sent.append)
-        add = Add("core", ids("hi"), SamplingParams(**params), 1.0, seed=9)  # type: ignore[arg-type]
+        add = Add("core", ids("hi"), SamplingParams(**params), 1.0, seed=9)
         self.processor.add(add, "mine", "hi")
         self.now = 1.0
 
@@ -45,7 +45,7 @@ class Front:
     ) -> RequestOutput | None:
         tokens = ids(text) if isinstance(text, str) else text
         self.now += 1.0
-        delta = Delta("core", sample, tokens, finish_reason=end, **kw)  # type: ignore[arg-type]
+        delta = Delta("core", sample, tokens, finish_reason=end, **kw)
         outputs = self.processor.process([delta], self.now)
         return outputs[0] if outputs else None
 
@@ -101,9 +101,9 @@ def test_held_back_beginning_of_a_stop_string_is_shown_at_the_end() -> None:
 def test_half_a_character_is_held_and_flushed() -> None:
     front = Front()
     euro = ids("€")
-    assert front.feed(euro[:2]).outputs[0].text == ""  # type: ignore[arg-type,union-attr]
-    assert front.feed(euro[2:]).outputs[0].text == "€"  # type: ignore[arg-type,union-attr]
-    last = front.feed(euro[:1], end="length")  # type: ignore[arg-type]
+    assert front.feed(euro[:2]).outputs[0].text == ""
+    assert front.feed(euro[2:]).outputs[0].text == "€"
+    last = front.feed(euro[:1], end="length")
     assert last is not None and last.outputs[0].text == "€\ufffd"
 
 
@@ -126,7 +126,7 @@ def test_min_tokens_keeps_stop_strings_from_ending_too_early(min_tokens: int, te
 )
 def test_end_token_is_reported_but_is_no_text(params: dict[str, bool], text: str) -> None:
     front = Front(**params)
-    last = front.feed((*ids("ab"), EOS), end="stop")  # type: ignore[arg-type]
+    last = front.feed((*ids("ab"), EOS), end="stop")
     assert last is not None and last.outputs[0].text == text
     assert last.outputs[0].token_ids == (*ids("ab"), EOS)
 

@@ -18,7 +18,7 @@ V = 12
 
 def sample(position: int = 0, key: int = 7, **kwargs: object) -> Sample:
     extra = {k: kwargs.pop(k) for k in ("forbidden", "prompt", "output") if k in kwargs}
-    return Sample(0, SamplingParams(**kwargs), key, position, **extra)  # type: ignore[arg-type]
+    return Sample(0, SamplingParams(**kwargs), key, position, **extra)
 
 
 def logits(seed: int = 0, size: int = V, scale: float = 2.0) -> np.ndarray:
@@ -64,7 +64,7 @@ def reference_support(row: np.ndarray, params: SamplingParams) -> dict[int, floa
 )
 def test_draws_follow_the_filtered_distribution(kwargs: dict[str, float]) -> None:
     row, draws = logits(), 3000
-    expected = reference_support(row, SamplingParams(**kwargs))  # type: ignore[arg-type]
+    expected = reference_support(row, SamplingParams(**kwargs))
     counts = dict.fromkeys(range(V), 0)
     for position in range(draws):
         counts[draw(row, sample(position, **kwargs)).token] += 1

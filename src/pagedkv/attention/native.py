@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
+
+# The one import for all rooms; torch re-exports it without saying so, which mypy refuses.
+from torch.utils.dlpack import to_dlpack as to_dlpack  # type: ignore[attr-defined]
 
 from pagedkv.attention.batch import (
     canonical_shape,

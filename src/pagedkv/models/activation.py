@@ -7,8 +7,8 @@ from types import ModuleType
 
 import torch
 import torch.nn.functional as F
-from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
+from pagedkv.attention.native import to_dlpack
 from pagedkv.models.native import find_native
 
 SiluMul = Callable[[torch.Tensor], torch.Tensor]

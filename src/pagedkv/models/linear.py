@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
+from pagedkv.attention.native import to_dlpack
 from pagedkv.models.native import find_native
 from pagedkv.models.packed import PackedMatrix
 

@@ -6,7 +6,8 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
+
+from pagedkv.attention.native import to_dlpack
 
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 

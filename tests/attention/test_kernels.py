@@ -48,6 +48,15 @@ def test_ragged_batch_of_chunks_and_decodes_equals_reference(
 
 
 @pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_decode_rows_of_like_length_see_nothing_past_their_ends(name: str, block_size: int) -> None:
+    """What one call has to pad is neither attended to nor read: unwritten slots are NaN."""
+    rows = Rows.random([5, 7, 6, 7], 4, 2, 16, torch.float32)
+    case = lay_out(rows, [1, 1, 1, 1], block_size)
+    assert_close(attend(make(name, case), case), expected(case))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
 def test_chunk_across_spans_equals_reference(name: str) -> None:
     rows = Rows.random([3 * SPAN], 6, 2, 32, torch.float32)
     case = lay_out(rows, [2 * SPAN + 7], 16)

@@ -78,3 +78,18 @@ def test_chains_leave_from_the_tail_in_both_rings() -> None:
         parents = m.index.parents
         assert all(place[b] < place[parents[b]] for b in order if parents[b] in place)
     m.check()
+
+
+def test_a_protected_block_that_is_held_is_not_evicted() -> None:
+    m = BlockManager(BLOCKS, SIZE)
+    for _ in range(3):
+        use(m, hot())
+    assert len(m.pool.eviction.protected)
+    seq = m.open([*hot(), 0])
+    held = m.block_table(seq).tolist()
+    remember(m, one_off(0))
+    m.evict(BLOCKS)
+    m.check()
+    assert m.num_cached_blocks == 0 and m.block_table(seq).tolist() == held
+    assert m.match([*hot(), 0]).cached_tokens == len(hot())
+    m.close(seq)

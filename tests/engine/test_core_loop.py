@@ -135,10 +135,16 @@ def test_stats_count_shared_slots_once():
     assert (stats.step, stats.now, stats.num_tokens) == (0, 5.0, 10)
     assert (stats.blocks_held, stats.blocks_free, stats.blocks_cached) == (3, 29, 0)
     assert (stats.blocks_peak, stats.slots_filled, stats.slots_reserved) == (3, 10, 3 * 64)
+    assert stats.blocks_unshared == 3 * 3
     _, stats = core.step(6.0)
     assert (stats.num_tokens, stats.blocks_held, stats.slots_filled) == (3, 5, 8 + 3 * 3)
     # Reserved contiguously nothing would be shared: what is filled then is counted for each sample.
     assert stats.slots_unshared == 3 * 11
+    # Two full blocks of the prompt are in common, the tail is each sample's own.
+    assert (stats.blocks_peak, stats.blocks_unshared) == (2 + 3, 3 * 3)
+    core.step(7.0)
+    _, stats = core.step(8.0)
+    assert (stats.blocks_peak, stats.blocks_unshared) == (2 + 3 * 2, 3 * 4)
     run(core)
 
 

@@ -59,18 +59,19 @@ def test_v2_limit_of_the_mount_counts_wherever_we_are(tmp_path: Path, inside: st
     assert (memory.limit, memory.available) == (4 * GIB, 3 * GIB)  # 4 - (3 used - 2 droppable)
 
 
-def test_smallest_limit_of_nested_groups(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("tight", "loose"), [("a", "a/b/c"), ("a/b/c", "a")])
+def test_smallest_limit_of_nested_groups(tmp_path: Path, tight: str, loose: str) -> None:
     lay_out(
         tmp_path,
         {
             "proc/meminfo": meminfo(64 * GIB, 60 * GIB),
             "proc/self/cgroup": "0::/a/b/c",
             "sys/fs/cgroup/memory.max": "max",
-            "sys/fs/cgroup/a/memory.max": 6 * GIB,
-            "sys/fs/cgroup/a/memory.current": 5 * GIB,
+            f"sys/fs/cgroup/{tight}/memory.max": 6 * GIB,
+            f"sys/fs/cgroup/{tight}/memory.current": 5 * GIB,
             "sys/fs/cgroup/a/b/memory.max": "max",
-            "sys/fs/cgroup/a/b/c/memory.max": 16 * GIB,
-            "sys/fs/cgroup/a/b/c/memory.current": 1 * GIB,
+            f"sys/fs/cgroup/{loose}/memory.max": 16 * GIB,
+            f"sys/fs/cgroup/{loose}/memory.current": 1 * GIB,
             "sys/fs/cgroup/other/memory.max": 1,
         },
     )

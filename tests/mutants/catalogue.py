@@ -1,53 +1,8 @@
-"""Planted faults: slips that real cache managers have made, and the tests that must see each.
-
-`kinds` are properties that the fault breaks; KINDS says what they are. Every one needs a fault.
-"""
+"""Faults in the cache: slips that real cache managers have made, and the tests that see them."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-KINDS = {
-    "conservation": "each block is in exactly one of the four states",
-    "reference exactness": "a count is the number of holders",
-    "no leak": "nothing is held when nothing runs",
-    "all or nothing": "a call that fails changes nothing",
-    "admission arithmetic": "what is promised to fit fits, and the other way round",
-    "terminal once": "every request ends exactly once, and is forgotten then",
-    "write exclusivity": "a slot is written only where nobody else reads",
-    "publish after compute": "a name is given when the content is there, not before",
-    "key completeness": "equal names mean equal content",
-    "hit verification": "content is compared, never guessed",
-    "index consistency": "a name leads to its content; leaves are evicted first",
-    "hits are protected": "a hit is held before anything is evicted",
-    "at least one token": "every request computes a token",
-    "boundaries": "lengths at and beside the edges of blocks",
-    "inert garbage": "what is not a sequence's own is not read for it",
-    "isolation": "a request's output is that of its solo run",
-    "preemption": "a preempted request draws nothing twice",
-    "groups": "samples of one request are independent and released each",
-    "progress": "what was admitted can go on",
-    "refusal": "what can never run is refused at once",
-    "bounded waiting": "a long prompt does not hold up the first tokens of others",
-    "copy ordering": "a block is not reused or overwritten while it is read elsewhere",
-    "mirrors": "what is reported is the state",
-    "streaming": "no character of a stop string is shown",
-    "input totality": "bad input ends its own request",
-    "idempotence": "ending a thing twice ends it once",
-    "determinism": "the same calls give the same results",
-}
-
-
-class Mutant(NamedTuple):
-    """`old`, which stands once in the file, becomes `new`; `tests` (under tests/) must fail."""
-
-    name: str
-    kinds: tuple[str, ...]
-    file: str  # under the package
-    old: str
-    new: str
-    tests: tuple[str, ...]
-
+from kinds import Mutant
 
 _FAULTS = "cache/test_cache_known_faults.py::test_"
 _RULE = "cache/test_write_rule.py::test_"
@@ -57,9 +12,7 @@ _EXPORT = "cache/test_export.py::test_"
 _SNAPSHOT = "cache/test_snapshot.py::test_"
 _MISUSE = "cache/test_misuse.py::test_"
 _STATES = "properties/test_exhaustive.py::test_every_state_of_two_sequences"
-_SCHEDULER = "scheduling/test_scheduler.py::test_"
 _SCHEDULING = "scheduling/test_known_faults.py::test_"
-_CORE = "engine/test_core_loop.py::test_"
 
 MUTANTS = (
     # ---- counts
@@ -448,65 +401,5 @@ MUTANTS = (
         '    "copy_sources",\n',
         "",
         (_SNAPSHOT + "a_restored_manager_is_the_same_manager",),
-    ),
-    # ---- scheduler and loop
-    Mutant(
-        "all samples of a group draw with one seed",
-        ("groups",),
-        "scheduling/batch.py",
-        "key=request.seed + output.index,",
-        "key=request.seed,",
-        ("scheduling/test_solo_equality.py::test_sample_i_of_seed_s_is_sample_0_of_seed_s_plus_i",),
-    ),
-    Mutant(
-        "a resumed group draws its first tokens again",
-        ("preemption",),
-        "scheduling/request.py",
-        "return len(self.members) == 1 or not self.request.started",
-        "return True",
-        (_SCHEDULING + "resume_group_is_preempted_and_resumed_as_one",),
-    ),
-    Mutant(
-        "a long prompt takes the whole budget",
-        ("bounded waiting",),
-        "scheduling/batch.py",
-        "return len(awaiting) > (request.order in awaiting)",
-        "return False",
-        (
-            _SCHEDULER + "a_prefill_leaves_half_of_the_budget_while_another_request_waits_for_"
-            "its_first_token",
-        ),
-    ),
-    Mutant(
-        "ended samples keep their sequences",
-        ("no leak", "terminal once"),
-        "scheduling/scheduler.py",
-        "        self._close([branch for branch in request.branches if not branch.members])\n",
-        "",
-        (_SCHEDULING + "leak_a_request_that_ends_in_its_first_step_gives_its_seat_back",),
-    ),
-    Mutant(
-        "the id of an ended request stays in use",
-        ("terminal once",),
-        "engine/core.py",
-        "                    self._ids.discard(delta.request_id)\n",
-        "                    pass\n",
-        (_CORE + "an_id_in_use_is_refused_at_once_and_free_after_the_end",),
-    ),
-    Mutant(
-        "a request that cannot be read ends the loop",
-        ("input totality",),
-        "engine/core.py",
-        "except Exception as error:  # its own end, not the loop's",
-        "except ZeroDivisionError as error:",
-        (_SCHEDULER + "dead_engine_a_request_that_cannot_be_read_ends_alone",),
-    ),
-    Mutant(
-        "the beginning of a stop string is shown",
-        ("streaming",),
-        "engine/stops.py",
-        "border = len(whole) - open_",
-        "border = len(whole)",
-        ("engine/test_output_stops.py::test_stop_string_over_several_tokens",),
     ),
 )

@@ -1,9 +1,10 @@
 """Runs tests against a changed copy of the package, in a process of its own.
 
-    python planted.py ROOT PYTEST-ARGUMENT...
+    python planted.py ROOT MODULE,... PYTEST-ARGUMENT...
 
-ROOT holds the copy, `pagedkv`. Prints as the last line a JSON object: tests that passed, tests that
-failed, and collection errors. Exits with 3 if the copy does not import.
+ROOT holds the copy, `pagedkv`, and beside its modules the compiled extension. The modules named are
+imported before any test. Prints as the last line a JSON object: tests that passed, tests that
+failed, and errors of collecting or importing. Exits with 3 if the copy does not import.
 """
 
 from __future__ import annotations
@@ -34,24 +35,25 @@ class Outcomes:
         if report.failed:
             self.errors.append(report.nodeid)
 
+    def pytest_exception_interact(self, node: Any, call: Any) -> None:
+        """A test that ends with an import or a syntax error has not looked at what was changed."""
+        if isinstance(call.excinfo.value, ImportError | SyntaxError):
+            self.errors.append(node.nodeid)
 
-def import_copy(root: Path) -> None:
-    """Imports every module of the copy's tensor-free rooms; an editable install stands aside."""
+
+def import_copy(root: Path, modules: list[str]) -> None:
+    """Imports modules of the copy; the finder of an editable install stands aside."""
     sys.meta_path = [f for f in sys.meta_path if "ScikitBuild" not in type(f).__name__]
     sys.path.insert(0, str(root))
-    for room in ("cache", "scheduling", "simulation"):
-        for path in sorted((root / "pagedkv" / room).rglob("*.py")):
-            importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
-    for name in ("pagedkv.engine.core", "pagedkv.engine.stops"):
-        importlib.import_module(name)
-    found = Path(sys.modules["pagedkv"].__file__ or "").parent
-    if found != root / "pagedkv":
-        raise ImportError(f"pagedkv is {found}, not the copy in {root}")
+    for name in ("pagedkv", *modules):
+        found = Path(importlib.import_module(name).__file__ or "")
+        if not found.is_relative_to(root / "pagedkv"):
+            raise ImportError(f"{name} is {found}, not the copy in {root}")
 
 
-def main(root: Path, options: list[str]) -> int:
+def main(root: Path, modules: list[str], options: list[str]) -> int:
     try:
-        import_copy(root)
+        import_copy(root, modules)
     except Exception as error:
         print(f"the copy does not import: {error!r}")
         return 3
@@ -72,4 +74,4 @@ def main(root: Path, options: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3:]))

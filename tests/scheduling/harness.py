@@ -40,13 +40,17 @@ class Recorder:
     def __init__(self, executor: Executor, scheduler: Scheduler) -> None:
         self.executor, self.scheduler = executor, scheduler
         self.steps: list[Step] = []
-        self.in_use: list[tuple[int, int]] = []
+        self.in_use: list[tuple[int, int, int]] = []
 
     def submit(self, step: Step) -> Ticket:
         self.steps.append(step)
         manager = self.scheduler.manager
         slots = slots_in_use(manager, self.scheduler.sequences, step.copies)
-        self.in_use.append((manager.num_held_blocks, slots))
+        unshared = sum(
+            len(manager.block_table(seq)) * samples
+            for seq, samples in self.scheduler.sharers.items()
+        )
+        self.in_use.append((manager.num_held_blocks, unshared, slots))
         return self.executor.submit(step)
 
     def collect(self, ticket: Ticket):
@@ -112,7 +116,8 @@ class Run:
         deltas, stats = self.core.step(0.0)
         if stats is not None:
             self.stats.append(stats)
-            assert (stats.blocks_peak, stats.slots_filled) == self.recorder.in_use[-1]
+            use = stats.blocks_peak, stats.blocks_unshared, stats.slots_filled
+            assert use == self.recorder.in_use[-1]
         self.record(deltas)
         self.check()
         return deltas

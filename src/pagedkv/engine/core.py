@@ -19,6 +19,7 @@ class _Use(NamedTuple):
     """What sequences take while a step runs: see StepStats."""
 
     blocks: int
+    blocks_unshared: int
     slots_filled: int
     slots_unshared: int
     slots_reserved: int
@@ -99,6 +100,7 @@ class EngineCore:
             blocks_cached=manager.num_cached_blocks,
             blocks_held=manager.num_held_blocks,
             blocks_peak=use.blocks,
+            blocks_unshared=use.blocks_unshared,
             slots_filled=use.slots_filled,
             slots_unshared=use.slots_unshared,
             slots_reserved=use.slots_reserved,
@@ -148,19 +150,21 @@ class EngineCore:
         # Held blocks are full, but for the last of each sequence and what is about to be copied.
         tails = dict(zip((ends // size).tolist(), (ends % size + 1).tolist(), strict=True))
         lengths = dict(zip(step.seqs.tolist(), step.context_lens.tolist(), strict=True))
-        unshared = 0
+        slots_unshared = blocks_unshared = 0
         for seq, samples in scheduler.sharers.items():
             if seq not in lengths:
                 lengths[seq] = manager.length(seq)
                 tails[int(manager.block_table(seq)[-1])] = (lengths[seq] - 1) % size + 1
-            unshared += samples * lengths[seq]
+            slots_unshared += samples * lengths[seq]
+            blocks_unshared += samples * -(-lengths[seq] // size)
         copies = Counter(step.copies[:, 0].tolist())
         for source, _, filled in step.copies.tolist():
             if source in tails or manager.refcount(source) == copies[source]:
                 tails[source] = max(filled, tails.get(source, 0))
         return _Use(
             held,
+            blocks_unshared,
             held * size - sum(size - filled for filled in tails.values()),
-            unshared,
+            slots_unshared,
             scheduler.num_samples * scheduler.config.max_model_len,
         )

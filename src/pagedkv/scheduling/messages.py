@@ -90,6 +90,7 @@ class StepStats:
     blocks_held: int
     # While the step ran; all other figures are those after it.
     blocks_peak: int  # held
+    blocks_unshared: int  # the same samples' blocks if none were shared
     slots_filled: int  # of those blocks, with the step's tokens; shared blocks counted once
     slots_unshared: int  # tokens of all samples, those in shared blocks for each of them
     slots_reserved: int  # what reserving max_model_len for every sample would take

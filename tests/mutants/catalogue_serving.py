@@ -1,0 +1,172 @@
+"""Faults in the scheduler, the beam search and the loop."""
+
+from __future__ import annotations
+
+from kinds import Mutant
+
+_SCHEDULER = "scheduling/test_scheduler.py::test_"
+_SCHEDULING = "scheduling/test_known_faults.py::test_"
+_CORE = "engine/test_core_loop.py::test_"
+_BEAMS = "scheduling/test_beams.py::test_"
+_MACHINE = "engine/test_memory_machine.py::test_"
+
+MUTANTS = (
+    # ---- scheduler and loop
+    Mutant(
+        "all samples of a group draw with one seed",
+        ("groups",),
+        "scheduling/batch.py",
+        "key=request.seed + output.index,",
+        "key=request.seed,",
+        ("scheduling/test_solo_equality.py::test_sample_i_of_seed_s_is_sample_0_of_seed_s_plus_i",),
+    ),
+    Mutant(
+        "a resumed group draws its first tokens again",
+        ("preemption",),
+        "scheduling/request.py",
+        "return len(self.members) == 1 or not self.request.started",
+        "return True",
+        (_SCHEDULING + "resume_group_is_preempted_and_resumed_as_one",),
+    ),
+    Mutant(
+        "a long prompt takes the whole budget",
+        ("bounded waiting",),
+        "scheduling/batch.py",
+        "return len(awaiting) > (request.order in awaiting)",
+        "return False",
+        (
+            _SCHEDULER + "a_prefill_leaves_half_of_the_budget_while_another_request_waits_for_"
+            "its_first_token",
+        ),
+    ),
+    Mutant(
+        "ended samples keep their sequences",
+        ("no leak", "terminal once"),
+        "scheduling/scheduler.py",
+        "        self._close([branch for branch in request.branches if not branch.members])\n",
+        "",
+        (_SCHEDULING + "leak_a_request_that_ends_in_its_first_step_gives_its_seat_back",),
+    ),
+    Mutant(
+        "the id of an ended request stays in use",
+        ("terminal once",),
+        "engine/core.py",
+        "                    self._ids.discard(delta.request_id)\n",
+        "                    pass\n",
+        (_CORE + "an_id_in_use_is_refused_at_once_and_free_after_the_end",),
+    ),
+    Mutant(
+        "a request that cannot be read ends the loop",
+        ("input totality",),
+        "engine/core.py",
+        "except Exception as error:  # its own end, not the loop's",
+        "except ZeroDivisionError as error:",
+        (_SCHEDULER + "dead_engine_a_request_that_cannot_be_read_ends_alone",),
+    ),
+    Mutant(
+        "the beginning of a stop string is shown",
+        ("streaming",),
+        "engine/stops.py",
+        "border = len(whole) - open_",
+        "border = len(whole)",
+        ("engine/test_output_stops.py::test_stop_string_over_several_tokens",),
+    ),
+    # ---- beams
+    Mutant(
+        "a token beyond the best width ends a hypothesis",
+        ("beams",),
+        "scheduling/beams.py",
+        "zip(best[:width], ended, strict=False)",
+        "zip(best, ended, strict=True)",
+        (_BEAMS + "an_end_token_counts_only_among_the_best_beam_width",),
+    ),
+    Mutant(
+        "the end token is not part of the length",
+        ("beams", "boundaries"),
+        "scheduling/beams.py",
+        "count = len(beams[0][0]) + 1",
+        "count = max(1, len(beams[0][0]))",
+        (_BEAMS + "the_end_token_counts_for_the_length",),
+    ),
+    Mutant(
+        "equal sums go to the lower token before the earlier beam",
+        ("beams", "determinism"),
+        "scheduling/beams.py",
+        "(-child.logprob, child.parent, child.token)",
+        "(-child.logprob, child.token, child.parent)",
+        (_BEAMS + "equal_sums_go_to_the_earlier_beam_and_the_lower_token",),
+    ),
+    Mutant(
+        "a search stops when its hypotheses are full",
+        ("beams",),
+        "scheduling/beams.py",
+        "self.params.early_stopping or self.score(best, count) <= self.finished[-1].score",
+        "True",
+        (_BEAMS + "when_the_search_is_over",),
+    ),
+    Mutant(
+        "pruned beams keep their blocks",
+        ("beams", "no leak"),
+        "scheduling/scheduler.py",
+        "        self._close([branch for branch, _ in drawn if branch not in heirs])\n",
+        "",
+        (_BEAMS + "beams_share_what_they_have_in_common",),
+    ),
+    Mutant(
+        "beams of one parent are counted as strangers",
+        ("beams", "admission arithmetic"),
+        "scheduling/beams.py",
+        "total = -(forked % block_size > 0)",
+        "total = 0",
+        (_BEAMS + "fork_trees_are_counted_like_blocks_by_content",),
+    ),
+    Mutant(
+        "resumed beams do not wait for each other",
+        ("beams", "preemption"),
+        "scheduling/request.py",
+        "waits = len(self.members) == 1 and self.request.is_gathering",
+        "waits = False",
+        (_BEAMS + "a_preemption_at_any_step_changes_nothing",),
+    ),
+    # ---- tenants, reports, memory
+    Mutant(
+        "another tenant's prefix is taken over",
+        ("isolation",),
+        "scheduling/scheduler.py",
+        "seq = manager.open(request.lookup_tokens(common), namespace=request.tenant)",
+        "seq = manager.open(request.lookup_tokens(common))",
+        (_SCHEDULING + "foreign_tenant_is_never_hit",),
+    ),
+    Mutant(
+        "own tokens found after a preemption count as hits",
+        ("mirrors", "preemption"),
+        "scheduling/scheduler.py",
+        "        if not request.admitted:\n",
+        "        if True:\n",
+        (_SCHEDULING + "resume_hits_do_not_count_as_cached_tokens",),
+    ),
+    Mutant(
+        "blocks in common are no saving",
+        ("mirrors",),
+        "engine/core.py",
+        "blocks_unshared += samples * -(-lengths[seq] // size)",
+        "blocks_unshared += -(-lengths[seq] // size)",
+        (_CORE + "stats_count_shared_slots_once",),
+    ),
+    Mutant(
+        "only the outermost limit counts",
+        ("bounded memory",),
+        "engine/machine.py",
+        "        limit = min(limit, group_limit)\n",
+        "        limit = group_limit\n",
+        (_MACHINE + "smallest_limit_of_nested_groups",),
+    ),
+    Mutant(
+        "the null block is forgotten in the size of the pool",
+        ("bounded memory",),
+        "engine/memory.py",
+        "num_blocks = limit // block_bytes - 1\n",
+        "num_blocks = limit // block_bytes\n",
+        ("engine/test_memory_pool.py::test_default_is_the_stated_share_less_the_null_block",),
+    ),
+)

@@ -318,6 +318,14 @@ MUTANTS = (
         "return self.node(max(key for key in near if key.startswith(start))), longest",
         (_INDEX + "partial_match_takes_the_longest_then_the_smallest",),
     ),
+    Mutant(
+        "a tail is never found",
+        ("index consistency",),
+        "cache/lookup.py",
+        "return Hits(full, tail, start + common)",
+        "return Hits(full, ROOT, start)",
+        (_FAULTS + "partial_block_shared_as_full_only_common_tokens_are_cached",),
+    ),
     # ---- hits, leases
     Mutant(
         "a hit can still be evicted",

@@ -7,6 +7,7 @@ import pytest
 from pagedkv.cache import BlockManager, InvariantError
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.toy import ToyExecutor
+from pagedkv.errors import RequestError
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Abort, Add, Delta
 from pagedkv.scheduling.params import SamplingParams
@@ -120,6 +121,20 @@ def test_dead_engine_an_interrupt_leaves_a_usable_engine():
     assert core.scheduler.manager.num_held_blocks == 0
     send(core, "b", (1, 2, 3))
     assert len(output(run(core), "b")) == 6
+
+
+def test_mixed_up_ids_an_id_is_in_use_until_its_end_was_handed_out():
+    """The end of the first request came out as the end of the second one."""
+    core = make_core(Breaking(0, "collect", KeyboardInterrupt()))
+    send(core, "a", (1, 2, 3))
+    with pytest.raises(KeyboardInterrupt):
+        core.step(0.0)
+    with pytest.raises(RequestError, match="'a' is in use"):
+        send(core, "a", (1, 2, 3))
+    deltas, _ = core.step(0.0)
+    assert [(d.request_id, d.finish_reason) for d in deltas] == [("a", "error")]
+    send(core, "a", (1, 2, 3))
+    assert len(output(run(core), "a")) == 6
 
 
 def test_dead_engine_abort_of_ids_it_does_not_know():

@@ -42,8 +42,12 @@ def drain(manager: BlockManager) -> None:
 
 
 class CacheProgram:
-    def __init__(self, seed: int, num_blocks: int, block_size: int, **options: Any) -> None:
-        self.random = random.Random(f"{seed} {num_blocks} {block_size}")
+    def __init__(
+        self, seed: int | random.Random, num_blocks: int, block_size: int, **options: Any
+    ) -> None:
+        """seed: of the choices, or what makes them."""
+        own = isinstance(seed, random.Random)
+        self.random = seed if own else random.Random(f"{seed} {num_blocks} {block_size}")
         self.size = block_size
         self.alphabet = self.random.choice((2, 3))
         self.many_tenants = self.random.random() < 0.4
@@ -60,6 +64,7 @@ class CacheProgram:
         self.leases: list[tuple[int, int]] = []
         self.prompts: list[list[int]] = [[]]
         self.kv: dict[int, object] = {}  # slot -> what was written there
+        self.blocks: dict[int, int] = {}  # real block -> the model's
         self.closed = 0  # a real id that is no longer open
         self.log: list[str] = []
 
@@ -551,7 +556,6 @@ class CacheProgram:
 
     def run(self, steps: int, restarts: bool) -> None:
         names, weights = zip(*self.VERBS, strict=True)
-        self.blocks: dict[int, int] = {}
         try:
             for step in range(steps):
                 getattr(self, self.random.choices(names, weights)[0])()

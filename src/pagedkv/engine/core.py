@@ -36,14 +36,15 @@ class EngineCore:
         self.scheduler = scheduler
         self.executor = executor
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._ids: set[str] = set()  # requests sent and not yet ended
+        self._ids: set[str] = set()  # requests sent whose end was not handed out yet
         self._lock = threading.Lock()  # of `_ids`
         self._deltas: list[Delta] = []  # not handed out yet: a step that raises leaves some
 
     def send(self, message: Message) -> None:
         """Queues a message.
 
-        RequestError: no message, or an Add whose id is that of a request which has not ended yet.
+        RequestError: no message, or an Add whose id is that of a request whose end no `step` has
+        returned yet.
         """
         if not isinstance(message, (Add, Abort, Drain)):
             raise RequestError(f"{message!r:.200} is no message: send Add, Abort or Drain")
@@ -72,8 +73,9 @@ class EngineCore:
         try:
             stats = self._iterate(now)
         finally:
-            self._keep(self.scheduler.take_deltas())
+            self._deltas += self.scheduler.take_deltas()
         deltas, self._deltas = self._deltas, []
+        self._release_ids(deltas)
         return deltas, stats
 
     def _iterate(self, now: float) -> StepStats | None:
@@ -81,7 +83,7 @@ class EngineCore:
             self._apply(self._messages.get())
         preempted = self.scheduler.stats.num_preemptions
         step = self.scheduler.plan(now)
-        self._keep(self.scheduler.take_deltas())
+        self._deltas += self.scheduler.take_deltas()
         if step is None:
             return None
         preempted = self.scheduler.stats.num_preemptions - preempted
@@ -110,12 +112,12 @@ class EngineCore:
         match message:
             case Add() as add:
                 try:
-                    self._keep(self.scheduler.add(add))
+                    self._deltas += self.scheduler.add(add)
                 except Exception as error:  # its own end, not the loop's
                     why = f"the request cannot be read: {type(error).__name__}: {error}"
-                    self._keep([Delta(add.request_id, 0, finish_reason="error", error=why)])
+                    self._deltas += [Delta(add.request_id, 0, finish_reason="error", error=why)]
             case Abort() as abort:
-                self._keep(self.scheduler.abort(abort))
+                self._deltas += self.scheduler.abort(abort)
             case Drain():
                 self.scheduler.drain()
 
@@ -125,18 +127,17 @@ class EngineCore:
             result = self.executor.collect(self.executor.submit(step))
         except Exception as error:
             message = f"step {step.index} failed: {type(error).__name__}: {error}"
-            self._keep(self.scheduler.fail(message, now))
+            self._deltas += self.scheduler.fail(message, now)
             return 0.0
         except BaseException as error:  # an interrupt: leave a usable engine behind
             message = f"step {step.index} was interrupted by {error!r}"
-            self._keep(self.scheduler.fail(message, now))
+            self._deltas += self.scheduler.fail(message, now)
             raise
-        self._keep(self.scheduler.commit(result, now))
+        self._deltas += self.scheduler.commit(result, now)
         return result.duration
 
-    def _keep(self, deltas: list[Delta]) -> None:
-        """Deltas to hand out. The ids of requests that have ended are free for new requests."""
-        self._deltas += deltas
+    def _release_ids(self, deltas: list[Delta]) -> None:
+        """The ids of requests that have ended are free for new ones: their ends are handed out."""
         for delta in deltas:
             if delta.finish_reason is not None and delta.request_id not in self.scheduler:
                 with self._lock:

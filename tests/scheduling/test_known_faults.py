@@ -13,7 +13,7 @@ from harness import Run, solo
 from pagedkv.cache import BlockManager
 from pagedkv.engine.core import EngineCore
 from pagedkv.scheduling.config import SchedulerConfig
-from pagedkv.scheduling.messages import Add
+from pagedkv.scheduling.messages import Abort, Add
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.scheduler import Scheduler
 from pagedkv.simulation.clock import VirtualClock
@@ -528,3 +528,26 @@ def test_resume_group_keeps_the_room_for_its_samples():
         assert run.request("a") is None or not running(run, "later")
     run.finish()
     assert run.scheduler.stats.num_preemptions == 1
+
+
+# Aborts while a step is in flight
+
+
+@pytest.mark.parametrize("sample", [None, 0, 1])
+def test_in_flight_abort_of_a_sample_whose_tail_is_being_copied(sample):
+    """The copy's source and destination are released once; the other sample reads its own tail."""
+    run = Run(num_blocks=8, block_size=4)
+    run.add("pair", tokens(1, 6), seed=3, n=2, temperature=1.0, max_tokens=4)
+    run.step()
+    step = run.scheduler.plan(0.0)
+    assert len(step.copies) == 1
+    # Handed out by the next step.
+    run.core._deltas += run.scheduler.abort(Abort("pair", sample))
+    run.core._deltas += run.scheduler.commit(run.toy.collect(run.toy.submit(step)), 0.0)
+    run.check()
+    run.finish()
+    for i in range(2):
+        alone = solo(tokens(1, 6), 3 + i, temperature=1.0, max_tokens=4)
+        aborted = sample in (None, i)
+        assert run.reason("pair", i) == ("abort" if aborted else "length")
+        assert run.tokens["pair", i] == (alone[:1] if aborted else alone)

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-ROWS = re.findall(r"^\| (.*?) \| (`.*`) \|$", Path(__file__).with_name("README.md").read_text(), re.M)
+ROWS = re.findall(
+    r"^\| (.*?) \| (`.*`) \|$", Path(__file__).with_name("README.md").read_text(), re.M
+)
 
 
 def test_every_row_was_read() -> None:

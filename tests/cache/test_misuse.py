@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cache_helpers import close_all, refused, write
 
-from pagedkv.cache import BlockManager, OutOfSequences
+from pagedkv.cache import BlockManager, OutOfSequences, SanitizerError
 
 BIG = 2**31
 
@@ -184,7 +184,7 @@ def test_the_sanitizer_checks_after_every_change() -> None:
     m = BlockManager(4, 2, sanitize=True)
     seq = write(m, [1, 2, 3])
     m.pool.counts[1] += 1
-    with pytest.raises(Exception, match="block 1: count 2, but 1 holders"):
+    with pytest.raises(SanitizerError, match="block 1: count 2, but 1 holders"):
         m.reserve([seq], [1])
     m.pool.counts[1] -= 1
     m.close(seq)

@@ -1,6 +1,6 @@
 """The memory manager: who holds which block. Needs numpy only."""
 
-from pagedkv.cache.errors import InvariantError, OutOfBlocks, OutOfSequences
+from pagedkv.cache.errors import InvariantError, Misuse, OutOfBlocks, OutOfSequences, SanitizerError
 from pagedkv.cache.lease import Lease
 from pagedkv.cache.manager import BlockManager
 from pagedkv.cache.types import BlockId, Imported, Match, Reservation, SeqId
@@ -12,8 +12,10 @@ __all__ = [
     "InvariantError",
     "Lease",
     "Match",
+    "Misuse",
     "OutOfBlocks",
     "OutOfSequences",
     "Reservation",
+    "SanitizerError",
     "SeqId",
 ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from pagedkv.cache.table import BlockTable, repeat_ranges
 from pagedkv.cache.types import NULL_BLOCK, Int32, Int64
+
+if TYPE_CHECKING:
+    from pagedkv.cache.sanitizer.sanitizer import Stamp
 
 
 def _fits(out: object, height: int, width: int) -> bool:
@@ -38,10 +41,14 @@ class SharedPrefix(NamedTuple):
 class Tables:
     """Block tables of n sequences as they stood at the call; w = blocks of the longest.
 
-    `lengths` int32 [n] counts committed and reserved tokens: what a kernel may see.
+    `lengths` int32 [n] counts committed and reserved tokens: what a kernel may see. Under the
+    sanitizer, a form asked for after a row has changed raises SanitizerError, as `verify` does.
     """
 
-    def __init__(self, rows: BlockTable, which: Int64, out: Int32 | None) -> None:
+    def __init__(
+        self, rows: BlockTable, which: Int64, out: Int32 | None, stamp: Stamp | None
+    ) -> None:
+        self._stamp = stamp
         self._block_size = rows.block_size
         lengths = rows.lengths[which] + np.maximum(rows.reserved[which], 0)
         self._counts = -(-lengths // rows.block_size)
@@ -57,11 +64,20 @@ class Tables:
         if out is not None:
             self.padded()
 
+    def verify(self) -> None:
+        """Call it right before a kernel reads what was exported: SanitizerError if it is stale.
+
+        Does nothing unless the manager has a sanitizer.
+        """
+        if self._stamp is not None:
+            self._stamp.verify()
+
     def padded(self, pad: int = NULL_BLOCK) -> Int32:
         """int32 [n, w], entries past a row's blocks hold `pad`; a new array.
 
         With the caller's `out`: that one, filled again, [n, its own width].
         """
+        self.verify()
         if self._out is None:
             return np.where(self._inside, self._entries, np.int32(pad))
         target = self._out[: len(self._entries)]
@@ -71,6 +87,7 @@ class Tables:
 
     def csr(self) -> Csr:
         """Compressed rows, as new arrays."""
+        self.verify()
         indptr = np.zeros(len(self._counts) + 1, np.int32)
         np.cumsum(self._counts, out=indptr[1:])
         last = (self.lengths - 1) % self._block_size + 1
@@ -79,6 +96,7 @@ class Tables:
 
     def slots(self) -> Int64:
         """Slot of every token of every sequence, int64 [sum lengths]."""
+        self.verify()
         owner, position = repeat_ranges(self.lengths.astype(np.int64))
         index, offset = np.divmod(position, self._block_size)
         return self._entries[owner, index].astype(np.int64) * self._block_size + offset
@@ -88,6 +106,7 @@ class Tables:
 
         Sequences are grouped by their first block; the depth is what the whole group has in common.
         """
+        self.verify()
         full = self.lengths // self._block_size
         groups: dict[int, list[int]] = {}
         for place in np.flatnonzero(full).tolist():

@@ -26,6 +26,7 @@ from pagedkv.cache.reserve import (
     read_counts,
     refuse_commit,
 )
+from pagedkv.cache.sanitizer import Sanitizer, asked_for_by_environment, watched
 from pagedkv.cache.sequence_data import pack_sequence, unpack_sequence
 from pagedkv.cache.snapshot import pack_manager, state_key, unpack_manager
 from pagedkv.cache.state import State
@@ -54,7 +55,9 @@ class BlockManager:
     prefix_caching: whether blocks get names and `open` finds them.
     max_seqs: sequences open at a time.
     max_blocks_per_seq: longest table; None: num_blocks.
-    sanitize: run `check` after every call that changes something. Slow; for tests and debugging.
+    sanitize: watch every call with a `Sanitizer` (then in `sanitizer`, else None): the misuse of a
+        block raises SanitizerError, with a report of who allocated and freed it. For tests and
+        debugging: calls take up to three times as long. PAGEDKV_SANITIZE=1 turns it on as well.
 
     Errors of every call: KeyError for a sequence or lease that is not open; ValueError, with the
     value, for what is malformed, out of range or named twice. Nothing has changed then, nor after
@@ -82,7 +85,7 @@ class BlockManager:
                 raise ValueError(f"{name}={value!r} must be an integer from 1 to 2**31 - 1")
         self.num_blocks, self.block_size = num_blocks, block_size
         self.max_seqs, self.max_blocks_per_seq = max_seqs, width
-        self.prefix_caching, self.sanitize = prefix_caching, sanitize
+        self.prefix_caching = prefix_caching
         self.pool = Pool(num_blocks)
         self.table = BlockTable(max_seqs, width, block_size)
         # Tokens whose K/V stands in each slot: what a block's name will say.
@@ -93,6 +96,8 @@ class BlockManager:
         )
         self.leases: dict[int, Int32] = {}
         self.next_lease = 1
+        watch = sanitize or asked_for_by_environment()
+        self.sanitizer = Sanitizer(self) if watch else None
 
     # ---- looking ------------------------------------------------------------------------------
 
@@ -142,7 +147,9 @@ class BlockManager:
 
     def tables(self, seqs: Sequence[SeqId], out: Int32 | None = None) -> Tables:
         """The batch's tables for a kernel; padded into `out` (int32 [>= n, >= w]) when given."""
-        return Tables(self.table, self.table.find(seqs), out)
+        rows = self.table.find(seqs)
+        stamp = None if self.sanitizer is None else self.sanitizer.stamp(rows)
+        return Tables(self.table, rows, out, stamp)
 
     def stamp(self) -> int:
         """The present moment, for `changed_rows`."""
@@ -186,6 +193,7 @@ class BlockManager:
 
     # ---- the life of a sequence ---------------------------------------------------------------
 
+    @watched
     def open(
         self,
         tokens: Tokens = (),
@@ -205,6 +213,7 @@ class BlockManager:
         """
         return self._open(read_query(tokens, namespace, public, extra))
 
+    @watched
     def reserve(self, seqs: Sequence[SeqId], counts: Sequence[int] | Int64) -> Reservation:
         """Makes room for `counts[i]` more tokens of each sequence; the write rule decides where.
 
@@ -215,17 +224,9 @@ class BlockManager:
         OutOfBlocks when free and cached blocks do not suffice; ValueError for a negative count, a
         length past `max_blocks_per_seq`, or a sequence that has an open reservation.
         """
-        plan = self._plan(seqs, counts)
-        plan.fit(self.pool.num_available)
-        need = plan.demand
-        if need > self.pool.num_available:
-            raise OutOfBlocks(need, self.pool.num_free, self.pool.num_cached)
-        withdraw(self._state, plan.withdraw)
-        evict(self._state, need - self.pool.num_free)
-        reservation = apply(self._state, plan, self.pool.allocate(need))
-        self._changed()
-        return reservation
+        return self._reserve(seqs, counts)
 
+    @watched
     def commit(self, seqs: Sequence[SeqId], tokens: Sequence[Tokens]) -> None:
         """Ends reservations: `tokens[i]` (j <= k of them) are in place.
 
@@ -254,8 +255,8 @@ class BlockManager:
             filled = np.flatnonzero(lasts > firsts)
             if len(filled):
                 publish_full(self._state, which[filled], firsts[filled], lasts[filled])
-        self._changed()
 
+    @watched
     def cancel(self, seqs: Sequence[SeqId]) -> None:
         """Ends reservations as if they had not been: tables and counts are as before `reserve`.
 
@@ -268,8 +269,8 @@ class BlockManager:
                 f"sequence {self.table.seqs[which[missing][0]]} has no open reservation"
             )
         cancel(self._state, which)
-        self._changed()
 
+    @watched
     def fork(self, seq: SeqId, n: int = 1) -> tuple[SeqId, ...]:
         """n more sequences with the same blocks, the partly filled tail included.
 
@@ -293,9 +294,9 @@ class BlockManager:
             rows.found[child] = rows.found[row]
             rows.outdated[child] = rows.outdated[row]
             new.append(child)
-        self._changed()
         return tuple(rows.seq(child) for child in new)
 
+    @watched
     def truncate(self, seq: SeqId, n: int) -> None:
         """Forgets all but the first n tokens; cancels an open reservation first.
 
@@ -315,8 +316,8 @@ class BlockManager:
         self.table.lengths[row] = n
         self.table.public[row] = min(int(self.table.public[row]), n)
         self.table.outdated[row] &= n > 0
-        self._changed()
 
+    @watched
     def close(self, seq: SeqId) -> None:
         """Ends a sequence: cancels an open reservation, releases its blocks, tail first.
 
@@ -331,18 +332,18 @@ class BlockManager:
         count = self.table.num_blocks(row)
         self.pool.change(self.table.blocks[row, :count][::-1].copy(), -1)
         self.table.give_back(row)
-        self._changed()
 
     # ---- the pool -----------------------------------------------------------------------------
 
+    @watched
     def evict(self, k: int) -> Int32:
         """Frees up to k cached blocks, oldest first; returns those it evicted (int32)."""
         if whole(k, "k") < 0:
             raise ValueError(f"k={k} blocks to evict: give a number of at least 0")
         evicted = evict(self._state, k)
-        self._changed()
         return evicted
 
+    @watched
     def reset_cache(self) -> None:
         """Withdraws every name; cached blocks become free, held blocks stay with their holders.
 
@@ -355,8 +356,8 @@ class BlockManager:
             self._state,
             [b for b, p in enumerate(self.index.parents) if p == ROOT and self.index.keys[b]],
         )
-        self._changed()
 
+    @watched
     def lease(self, blocks: Sequence[BlockId] | Int32) -> Lease:
         """Keeps blocks from being reused, whoever closes meanwhile, until the lease is released.
 
@@ -367,15 +368,14 @@ class BlockManager:
         lease = Lease(self.next_lease, ids, self.end_lease)
         self.next_lease += 1
         self.leases[lease.id] = ids
-        self._changed()
         return lease
 
+    @watched
     def end_lease(self, lease_id: int) -> None:
         """Ends a lease by its id (`Lease.release` does; by id after `restore`)."""
         if lease_id not in self.leases:
             raise KeyError(f"lease {lease_id} is not open")
         stop_lease(self._state, self.leases.pop(lease_id))
-        self._changed()
 
     # ---- state --------------------------------------------------------------------------------
 
@@ -388,9 +388,12 @@ class BlockManager:
         return pack_manager(self)
 
     @classmethod
-    def restore(cls, data: bytes) -> BlockManager:
-        """The manager that `snapshot` saw. ValueError for truncated or foreign data."""
-        return unpack_manager(cls, data)
+    def restore(cls, data: bytes, sanitize: bool | None = None) -> BlockManager:
+        """The manager that `snapshot` saw. ValueError for truncated or foreign data.
+
+        sanitize: as for a new one; None: as the saved one.
+        """
+        return unpack_manager(cls, data, sanitize)
 
     def state_key(self) -> bytes:
         """Equal for states that behave alike, whatever their ids."""
@@ -403,6 +406,7 @@ class BlockManager:
             raise ValueError(f"sequence {seq} has an open reservation: commit or cancel it first")
         return pack_sequence(self, row)
 
+    @watched
     def import_sequence(self, data: bytes) -> Imported:
         """Opens an exported sequence by name and reserves the rest; the caller writes and commits.
 
@@ -416,14 +420,23 @@ class BlockManager:
             raise OutOfBlocks(demand, self.pool.num_free, self.pool.num_cached)
         seq = self._open(query)
         rest = facts.tokens[self.length(seq) :]
-        return Imported(seq, self.reserve([seq], [len(rest)]), rest)
+        return Imported(seq, self._reserve([seq], [len(rest)]), rest)
 
     # ---- steps of the verbs -------------------------------------------------------------------
 
     def _open(self, query: Query) -> SeqId:
         row = open_row(self._state, query)
-        self._changed()
         return self.table.seq(row)
+
+    def _reserve(self, seqs: Sequence[SeqId], counts: Sequence[int] | Int64) -> Reservation:
+        plan = self._plan(seqs, counts)
+        plan.fit(self.pool.num_available)
+        need = plan.demand
+        if need > self.pool.num_available:
+            raise OutOfBlocks(need, self.pool.num_free, self.pool.num_cached)
+        withdraw(self._state, plan.withdraw)
+        evict(self._state, need - self.pool.num_free)
+        return apply(self._state, plan, self.pool.allocate(need))
 
     def _row(self, seq: SeqId) -> int:
         return int(self.table.find([seq])[0])
@@ -438,7 +451,3 @@ class BlockManager:
     def _plan(self, seqs: Sequence[SeqId], counts: Sequence[int] | Int64) -> WritePlan:
         which = self.table.find(seqs)
         return plan_writes(self.pool, self.table, which, read_counts(self.table, which, counts))
-
-    def _changed(self) -> None:
-        if self.sanitize:
-            self.check()

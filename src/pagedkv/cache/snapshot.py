@@ -38,7 +38,7 @@ def pack_manager(m: BlockManager) -> bytes:
         "prefix_caching": m.prefix_caching,
         "max_seqs": m.max_seqs,
         "max_blocks_per_seq": m.max_blocks_per_seq,
-        "sanitize": m.sanitize,
+        "sanitize": m.sanitizer is not None,
         "clock": table.clock,
         "next_seq": table.next_serial,
         "next_node": index.next_serial,
@@ -73,8 +73,11 @@ def pack_manager(m: BlockManager) -> bytes:
     return pack(_MAGIC, facts, arrays)
 
 
-def unpack_manager(cls: type[BlockManager], data: bytes) -> BlockManager:
-    """Inverse of `pack_manager`. ValueError for anything but an intact snapshot of this version."""
+def unpack_manager(cls: type[BlockManager], data: bytes, sanitize: bool | None) -> BlockManager:
+    """Inverse of `pack_manager`; `sanitize` None: as it was.
+
+    ValueError for anything but an intact snapshot of this version.
+    """
     facts, arrays = unpack(_MAGIC, data)
     m = cls(
         facts["num_blocks"],
@@ -82,7 +85,7 @@ def unpack_manager(cls: type[BlockManager], data: bytes) -> BlockManager:
         facts["prefix_caching"],
         facts["max_seqs"],
         facts["max_blocks_per_seq"],
-        facts["sanitize"],
+        facts["sanitize"] if sanitize is None else sanitize,
     )
     table, pool, index = m.table, m.pool, m.index
     rows = arrays["rows"]
@@ -107,6 +110,8 @@ def unpack_manager(cls: type[BlockManager], data: bytes) -> BlockManager:
     )
     m.leases = {int(i): np.array(ids, np.int32) for i, ids in facts["leases"].items()}
     m.next_lease = facts["next_lease"]
+    if m.sanitizer is not None:
+        m.sanitizer.restored()
     return m
 
 

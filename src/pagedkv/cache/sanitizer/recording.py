@@ -1,0 +1,106 @@
+"""Calls of a manager as a file that reproduces an error: a snapshot, and the calls since.
+
+One JSON value a line: first what is to be restored, then the calls, then the error that was found.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from pagedkv.cache.manager import BlockManager
+
+FORMAT = "pagedkv replay log 1"
+# When as much has been recorded, a new snapshot is taken; what is before the one before it goes.
+_MAX_BYTES = 16 * 2**20
+_CALL_BYTES = 200  # a call's own share, beside its arrays and lists
+
+
+class _Segment(NamedTuple):
+    snapshot: bytes
+    calls: list[tuple[str, Sequence[Any], dict[str, Any]]]
+
+
+class Recording:
+    """The last calls of one manager, at least some 10 MiB of them. Owns the file at `path`."""
+
+    def __init__(self, path: Path, manager: BlockManager) -> None:
+        self._path, self._manager = path, manager
+        self._older: _Segment | None = None
+        self._newer = _Segment(manager.snapshot(), [])
+        self._bytes = 0
+        self._write([])  # fails now if it cannot be written
+
+    def add(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Notes a call that is about to be made. Takes copies of what it is given."""
+        if self._bytes > _MAX_BYTES:
+            self._older, self._newer = self._newer, _Segment(self._manager.snapshot(), [])
+            self._bytes = 0
+        args = [_copy(value) for value in args]
+        kwargs = {key: _copy(value) for key, value in kwargs.items()}
+        self._newer.calls.append((name, args, kwargs))
+        self._bytes += _CALL_BYTES + sum(_size(v) for v in (*args, *kwargs.values()))
+
+    def save(self, error: str) -> str:
+        """Writes the file; returns a line that says where it is, or why it could not be written."""
+        try:
+            self._write([{"error": error}])
+        except OSError as reason:
+            return f"the replay log could not be written: {reason}"
+        return f"the calls that led here are in {self._path}: pagedkv replay {self._path}"
+
+    def _write(self, end: list[dict[str, Any]]) -> None:
+        first = self._older or self._newer
+        calls = [*(self._older.calls if self._older else ()), *self._newer.calls]
+        lines = [{"format": FORMAT, "snapshot": base64.b64encode(first.snapshot).decode()}]
+        lines += [{"call": name, "args": args, "kwargs": kwargs} for name, args, kwargs in calls]
+        with self._path.open("w") as file:
+            for line in [*lines, *end]:
+                file.write(json.dumps(line, default=_to_json) + "\n")
+
+
+def _copy(value: Any) -> Any:
+    """A value that later changes of the caller's cannot reach."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, (list, tuple)):
+        return [_copy(item) for item in value]
+    return value
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, list):
+        return sum(8 if isinstance(item, int) else 8 + _size(item) for item in value)
+    return len(value) if isinstance(value, (str, bytes)) else 8
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return {"array": value.dtype.str, "values": value.tolist(), "shape": list(value.shape)}
+    if isinstance(value, (bytes, bytearray)):
+        return {"hex": bytes(value).hex()}
+    if isinstance(value, np.generic):
+        return value.item()
+    # An argument that the manager refuses; the call will be refused again.
+    return {"unreadable": repr(value)[:200]}
+
+
+def from_json(value: Any) -> Any:
+    """Inverse of how arguments are written."""
+    if isinstance(value, list):
+        return [from_json(item) for item in value]
+    if isinstance(value, dict):
+        if "hex" in value:
+            return bytes.fromhex(value["hex"])
+        if "array" in value:
+            return np.array(value["values"], value["array"]).reshape(value["shape"])
+        return value.get("unreadable")
+    return value

@@ -10,6 +10,10 @@ class PagedKVError(Exception):
     """Base of every error that pagedkv raises on purpose."""
 
 
+class ReportError(PagedKVError):
+    """The message is a report of several lines, to be shown as it is."""
+
+
 class ConfigError(PagedKVError, ValueError):
     """A setting cannot work: names the setting, its value and what to change."""
 

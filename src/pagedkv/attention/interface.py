@@ -46,6 +46,7 @@ class AttentionBatch:
     context_lens: npt.NDArray[np.int32]  # [n] >= query_lens
     tables: npt.NDArray[np.int32]  # [n, w], padded with 0
     slots: npt.NDArray[np.int64]  # [T]
+    seqs: npt.NDArray[np.int64] | None = None  # [n], whose the rows are: for the sanitizer alone
 
 
 class Plan(Protocol):

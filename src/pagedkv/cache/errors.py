@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pagedkv.errors import PagedKVError
+from pagedkv.errors import PagedKVError, ReportError
 
 
 class OutOfBlocks(PagedKVError):
@@ -54,7 +54,7 @@ class Misuse(StrEnum):
     NAN = "NaN in the attention output"
 
 
-class SanitizerError(PagedKVError):
+class SanitizerError(ReportError):
     """A block was misused. The state is not to be trusted any more: stop, and report it.
 
     kind: what was found. block, seq, step: whom it concerns, None where that does not apply.

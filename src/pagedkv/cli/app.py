@@ -13,6 +13,7 @@ import typer
 from pagedkv import __version__
 from pagedkv.cli.generate import generate
 from pagedkv.cli.main import INTERRUPTED
+from pagedkv.cli.replay import replay_log
 from pagedkv.errors import PagedKVError
 
 # What the library calls the settings. Words of everyday language stand for a setting only with
@@ -30,6 +31,8 @@ _FLAGS = MappingProxyType(
         "repetition_penalty": "--repetition-penalty",
         "top_k": "--top-k",
         "top_p": "--top-p",
+        "replay_log": "--replay-log",
+        "sanitize=True": "--sanitize",
         "deterministic=True": "--deterministic",
         "deterministic=False": "no --deterministic",
         "dtype=": "--dtype=",
@@ -56,7 +59,8 @@ def invoke(args: list[str]) -> int:
         pretty_exceptions_enable=False,
     )
     app.command()(generate)
-    app.callback()(_callback)  # keeps `generate` a command of its own while it is the only one
+    app.command("replay")(replay_log)
+    app.callback()(_callback)
     command = typer.main.get_command(app)
     try:
         status = command.main(args or ["--help"], prog_name="pagedkv", standalone_mode=False)

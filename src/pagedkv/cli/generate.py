@@ -100,6 +100,13 @@ def generate(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="The same bits whatever else runs.")
     ] = False,
+    sanitize: Annotated[
+        bool, typer.Option("--sanitize", help="Check every use of a block. Slower.")
+    ] = False,
+    replay_log: Annotated[
+        Path | None,
+        typer.Option(help="With --sanitize: where the calls before an error go.", metavar="FILE"),
+    ] = None,
     stream: Annotated[
         bool | None,
         typer.Option(
@@ -150,6 +157,8 @@ def generate(
         attention_backend=backend,
         deterministic=deterministic,
         seed=seed,
+        sanitize=sanitize,
+        replay_log=replay_log,
     )
     llm.get_tokenizer()  # without one there is no text: said before the first prompt is read
     if chat and not llm.engine.has_chat_template:

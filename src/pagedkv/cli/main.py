@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from pagedkv import __version__, engine_extra
-from pagedkv.errors import PagedKVError
+from pagedkv.errors import PagedKVError, ReportError
 
 # How long a thread of the kernels waits actively for the others before it gives its core away:
 # some tens of microseconds, longer than the gaps between kernels. libgomp's own default is
@@ -43,6 +43,9 @@ def run(args: list[str]) -> int:
             status = invoke(args)
         sys.stdout.flush()  # here, where a failure has a message
         return status
+    except ReportError as error:
+        print("pagedkv:", error, file=sys.stderr)
+        return FAILED
     except PagedKVError as error:
         return _complain(str(error))
     except KeyboardInterrupt:

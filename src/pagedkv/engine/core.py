@@ -5,11 +5,13 @@ from __future__ import annotations
 import queue
 import threading
 from collections import Counter
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 
-from pagedkv.errors import RequestError
+from pagedkv.cache import SanitizerError
+from pagedkv.errors import PagedKVError, RequestError
 from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, Message, StepStats
 from pagedkv.scheduling.scheduler import Scheduler
 from pagedkv.scheduling.step import Executor, Step
@@ -90,6 +92,8 @@ class EngineCore:
         use = self._use(step)
         duration = self._execute(step, now)
         manager, counts = self.scheduler.manager, self.scheduler.stats
+        if manager.sanitizer is not None and not len(self.scheduler):
+            manager.sanitizer.check_idle()
         return StepStats(
             step=step.index,
             now=now,
@@ -125,6 +129,10 @@ class EngineCore:
         """Computes a planned step; returns its duration in seconds."""
         try:
             result = self.executor.collect(self.executor.submit(step))
+        except SanitizerError as error:  # not the fault of the step's requests alone
+            with suppress(PagedKVError):
+                self._keep(self.scheduler.fail(f"step {step.index}: {error}", now))
+            raise
         except Exception as error:
             message = f"step {step.index} failed: {type(error).__name__}: {error}"
             self._deltas += self.scheduler.fail(message, now)

@@ -34,7 +34,9 @@ class ModelExecutor:
     def submit(self, step: Step) -> Ticket:
         tables = self._mirror.apply(step)
         width = -(-int(step.context_lens.max(initial=1)) // self._backend.spec.block_size)
-        batch = AttentionBatch(step.query_lens, step.context_lens, tables[:, :width], step.slots)
+        batch = AttentionBatch(
+            step.query_lens, step.context_lens, tables[:, :width], step.slots, step.seqs
+        )
         self._pending = step, batch
         return Ticket(step.index)
 

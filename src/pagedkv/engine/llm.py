@@ -20,6 +20,7 @@ from pagedkv.engine.machine import THREADS_VARIABLE, machine_memory, num_threads
 from pagedkv.engine.memory import StartupReport, pool_blocks, show_bytes
 from pagedkv.engine.output import RequestOutput
 from pagedkv.engine.requests import ChatMessages, Prepared, Prompt
+from pagedkv.engine.sanitized import SanitizedBackend
 from pagedkv.errors import ConfigError, ModelError, RequestError
 from pagedkv.models.linear import linear_kernels
 from pagedkv.models.loader import load_model
@@ -57,6 +58,9 @@ class LLM:
     max_num_batched_tokens: token budget of a step.
     deterministic: results are bit-identical whatever else runs; with the native backend only.
     seed: from it the seeds of requests that bring none are drawn.
+    sanitize: check every use of a block (`pagedkv.cache.sanitizer`): a wrong block table raises
+        SanitizerError, with a report. For tests and debugging. PAGEDKV_SANITIZE=1 asks for it too.
+    replay_log: file for the calls that led to such an error, for `pagedkv replay`.
 
     `engine` is the LLMEngine, `report` what was chosen. The logger "pagedkv" gets the report's
     lines (INFO), and a warning when the native kernels are missing and gather does their work.
@@ -81,6 +85,8 @@ class LLM:
         attention_backend: str = "auto",
         deterministic: bool = False,
         seed: int = 0,
+        sanitize: bool = False,
+        replay_log: str | Path | None = None,
     ) -> None:
         if not isinstance(dtype, str) or dtype not in DTYPES:
             raise ConfigError(f"dtype={dtype!r}: use one of {', '.join(DTYPES)}")
@@ -97,6 +103,7 @@ class LLM:
                 check_integer(name, value, low)
         check_flag("enable_prefix_caching", enable_prefix_caching)
         check_flag("deterministic", deterministic)
+        check_flag("sanitize", sanitize)
         backend_name, reason = choose_backend(attention_backend)
         if deterministic and backend_name != "native":
             raise ConfigError(
@@ -142,12 +149,18 @@ class LLM:
             prefix_caching=enable_prefix_caching,
             max_seqs=scheduling.seats,
             max_blocks_per_seq=width,
+            sanitize=sanitize,
         )
+        if replay_log is not None:
+            _record(manager, Path(replay_log))
         backend = make_backend(
             backend_name,
             config.kv_spec(blocks, block_size, kv_dtype),
             deterministic=deterministic,
         )
+        if manager.sanitizer is not None:
+            _LOG.warning("the sanitizer is on: every use of a block is checked, at a price")
+            backend = SanitizedBackend(backend, manager.sanitizer)
         executor = ModelExecutor(loaded.decoder, backend)
         core = EngineCore(Scheduler(manager, scheduling), executor)
         self.engine = LLMEngine(core, loaded.tokenizer, seed=seed)
@@ -304,6 +317,18 @@ def _listed(name: str, values: object, want: str) -> Sequence[Any]:
     if isinstance(values, (str, bytes, bytearray)) or not isinstance(values, Sequence):
         raise RequestError(f"{name}={values!r:.200} must be {want}")
     return values
+
+
+def _record(manager: BlockManager, path: Path) -> None:
+    """Lets the sanitizer keep a replay log. ConfigError without one, or if it is not writable."""
+    if manager.sanitizer is None:
+        raise ConfigError(
+            f"replay_log={str(path)!r} is written by the sanitizer: set sanitize=True"
+        )
+    try:
+        manager.sanitizer.record(path)
+    except OSError as error:
+        raise ConfigError(f"replay_log={str(path)!r} cannot be written: {error}") from error
 
 
 def _set_threads() -> int:

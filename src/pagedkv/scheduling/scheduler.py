@@ -121,6 +121,8 @@ class Scheduler:
         """
         if self._flight is not None:
             raise PagedKVError(f"step {self._flight.step.index} is in flight: commit it first")
+        if self.manager.sanitizer is not None:
+            self.manager.sanitizer.begin_step(self._num_steps)
         rows, budget, preempted = self._fit_running()
         if not preempted:
             self._admit(rows, budget, now)

@@ -125,6 +125,18 @@ class Access:
                 seq=int(seqs[i]),
             )
 
+    def blocks(self, blocks: Int32) -> None:
+        """Blocks about to be read or written as a whole."""
+        shadow = self._shadow
+        for block in blocks[
+            (shadow.references[blocks] <= 0) & (shadow.leases[blocks] <= 0)
+        ].tolist():
+            self._report.fail(
+                Misuse.FREED_READ,
+                f"block {block} is transferred, and nobody holds or leases it",
+                block=block,
+            )
+
     def stamp_is_current(
         self, seqs: Int64, stamps: Int64, now: Int64, site: int, step: int
     ) -> None:

@@ -14,7 +14,7 @@ from pagedkv.cache.sanitizer.watch import Watch
 from pagedkv.errors import ConfigError, PagedKVError
 
 _VERBS = frozenset(name for name in vars(Watch) if name in vars(BlockManager))
-_REPORTS = frozenset({"begin_step", "check_copies", "check_writes", "check_reads"})
+_REPORTS = frozenset({"begin_step", "check_copies", "check_writes", "check_reads", "check_blocks"})
 
 
 class Replay(NamedTuple):

@@ -143,23 +143,27 @@ class Sanitizer:
         self._kernel("check_copies", (copies,))
 
     def check_writes(
-        self, seqs: Sequence[int] | Int64, counts: Sequence[int] | Int64, slots: Int64
+        self, seqs: Sequence[int] | Int64, counts: Sequence[int] | Int32 | Int64, slots: Int64
     ) -> None:
         """Slots about to be written, flat int64 [sum counts], in the order of the sequences."""
         self._watch.writes_reported = True
         self._kernel("check_writes", (int_array(seqs, "seqs"), int_array(counts, "counts"), slots))
 
     def check_reads(
-        self, seqs: Sequence[int] | Int64, lengths: Sequence[int] | Int64, tables: Int32
+        self, seqs: Sequence[int] | Int64, lengths: Sequence[int] | Int32 | Int64, tables: Int32
     ) -> None:
         """Positions [0, length) about to be read through table rows int32 [n, >= blocks]."""
         self._kernel("check_reads", (int_array(seqs, "seqs"), int_array(lengths, "l"), tables))
 
+    def check_blocks(self, blocks: Int32) -> None:
+        """Whole blocks about to be read or written, by a transfer: they must be held or leased."""
+        self._kernel("check_blocks", (blocks,))
+
     def take_to_poison(self) -> Int32:
-        """Blocks that hold K/V of an earlier use: free ones, and those allocated since."""
+        """Blocks that were allocated since the last call, and free ones that have been written."""
         shadow = self._shadow
         free = self._manager.pool.is_free(np.arange(len(shadow.dirty), dtype=np.int32))
-        blocks = np.flatnonzero(shadow.dirty & (free | shadow.fresh)).astype(np.int32)
+        blocks = np.flatnonzero(shadow.fresh | (shadow.dirty & free)).astype(np.int32)
         shadow.dirty[blocks] = shadow.fresh[:] = False
         return blocks
 

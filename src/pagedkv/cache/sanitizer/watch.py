@@ -333,8 +333,8 @@ class Watch:
             self._report.fail(
                 Misuse.SHARED_WRITE,
                 f"sequence {seqs[i]} is to write position {starts[i]} into block {tails[i]}, "
-                f"which has {shadow.references[tails[i]]} holders, "
-                f"{shadow.leases[tails[i]]} leases and {self._pool.extents[tails[i]]} published slots",
+                f"which has {shadow.references[tails[i]]} holders, {shadow.leases[tails[i]]} "
+                f"leases and {self._pool.extents[tails[i]]} published slots",
                 block=int(tails[i]),
                 seq=int(seqs[i]),
             )

@@ -205,10 +205,11 @@ MUTANTS = (
         "blocks are published at reserve",
         ("publish after compute",),
         "cache/manager.py",
-        "        reservation = apply(self._state, plan, self.pool.allocate(need))\n",
+        "        return apply(self._state, plan, self.pool.allocate(need))\n",
         "        reservation = apply(self._state, plan, self.pool.allocate(need))\n"
         "        firsts, ends = plan.starts // self.block_size, plan.starts + plan.counts\n"
-        "        publish_full(self._state, plan.rows, firsts, ends // self.block_size)\n",
+        "        publish_full(self._state, plan.rows, firsts, ends // self.block_size)\n"
+        "        return reservation\n",
         (_RULE + "commit_of_fewer_gives_back_the_rest_and_cancel_all",),
     ),
     Mutant(

@@ -131,7 +131,7 @@ class EngineCore:
             result = self.executor.collect(self.executor.submit(step))
         except SanitizerError as error:  # not the fault of the step's requests alone
             with suppress(PagedKVError):
-                self._keep(self.scheduler.fail(f"step {step.index}: {error}", now))
+                self._deltas += self.scheduler.fail(f"step {step.index}: {error}", now)
             raise
         except Exception as error:
             message = f"step {step.index} failed: {type(error).__name__}: {error}"

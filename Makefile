@@ -7,6 +7,12 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 JOBS ?= 2
 
+# Traces are not part of the project; where they lie beside it, tests and benchmarks use them.
+TRACES := $(wildcard ../shared/traces)
+ifneq ($(TRACES),)
+export PAGEDKV_TRACES ?= $(abspath $(TRACES))
+endif
+
 .PHONY: setup demo test test-deep bench lint clean
 
 setup: $(READY)

@@ -56,7 +56,7 @@ def test_a_damaged_byte_is_noticed(where: int) -> None:
     m = busy()
     data = bytearray(m.snapshot())
     data[where] ^= 1
-    with pytest.raises(ValueError, match=r"truncated or damaged|not a b'pkvsnap1' record"):
+    with pytest.raises(ValueError, match=r"truncated or damaged|not a b'pkvsnap2' record"):
         BlockManager.restore(bytes(data))
     empty(m)
 
@@ -64,7 +64,7 @@ def test_a_damaged_byte_is_noticed(where: int) -> None:
 @pytest.mark.parametrize("kept", [0, 3, 8, 11, 12, 100])
 def test_a_truncated_snapshot_is_noticed(kept: int) -> None:
     m = busy()
-    with pytest.raises(ValueError, match=r"truncated or damaged|not a b'pkvsnap1' record"):
+    with pytest.raises(ValueError, match=r"truncated or damaged|not a b'pkvsnap2' record"):
         BlockManager.restore(m.snapshot()[:kept])
     empty(m)
 
@@ -72,8 +72,8 @@ def test_a_truncated_snapshot_is_noticed(kept: int) -> None:
 def test_another_kind_or_version_is_refused() -> None:
     m = BlockManager(4, 2)
     seq = write(m, [1, 2, 3])
-    for foreign in (b"pkvsnap2" + m.snapshot()[8:], m.export_sequence(seq), b"PK\x03\x04"):
-        with pytest.raises(ValueError, match="not a b'pkvsnap1' record"):
+    for foreign in (b"pkvsnap1" + m.snapshot()[8:], m.export_sequence(seq), b"PK\x03\x04"):
+        with pytest.raises(ValueError, match="not a b'pkvsnap2' record"):
             BlockManager.restore(foreign)
     m.close(seq)
 

@@ -14,7 +14,6 @@ from pagedkv.errors import ConfigError, RequestError
 @pytest.mark.parametrize(
     ("text", "size"),
     [
-        (None, None),
         ("0", 0),
         ("536870912", 536870912),
         ("512MiB", 512 * 2**20),
@@ -26,14 +25,14 @@ from pagedkv.errors import ConfigError, RequestError
         ("1TiB", 2**40),
     ],
 )
-def test_sizes(text: str | None, size: int | None) -> None:
-    assert parse_bytes(text) == size
+def test_sizes(text: str, size: int) -> None:
+    assert parse_bytes(text, "--kv-memory") == size
 
 
 @pytest.mark.parametrize("text", ["", "much", "-1", "5x", "1iB", "1.2.3G", "GiB"])
 def test_what_is_no_size_is_named(text: str) -> None:
     with pytest.raises(ConfigError, match="--kv-memory"):
-        parse_bytes(text)
+        parse_bytes(text, "--kv-memory")
 
 
 def test_only_a_line_feed_parts_prompts(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 from pagedkv.cache.types import Int32, Mask
 
 # Smaller pools are plain LRU: no prompt is small beside them, so there is no scan to resist.
+EVICTION_POLICIES = ("slru", "lru")
 SCAN_RESISTANT_FROM = 64
 PROTECTED_SHARE = 4  # the protected ring holds one part in so many of the pool
 GHOSTS_A_BLOCK = 2  # names remembered for each block of the pool
@@ -94,10 +95,11 @@ class EvictionOrder:
 
     `hot[block]`: the block was used again since it got its name. Ancestors of a hot block are hot,
     so that in either ring a block stands before its parent: chains leave from the tail.
+    policy: one of EVICTION_POLICIES. With "lru" there is one ring and nothing is remembered.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        self.resistant = num_blocks >= SCAN_RESISTANT_FROM
+    def __init__(self, num_blocks: int, policy: str = "slru") -> None:
+        self.resistant = policy == "slru" and num_blocks >= SCAN_RESISTANT_FROM
         self._limit = num_blocks // PROTECTED_SHARE
         self._max_ghosts = num_blocks * GHOSTS_A_BLOCK
         self.probation = EvictionRing(num_blocks)

@@ -12,6 +12,7 @@ import numpy as np
 
 from pagedkv.cache.check import check_manager
 from pagedkv.cache.errors import OutOfBlocks
+from pagedkv.cache.evict import EVICTION_POLICIES
 from pagedkv.cache.export import Tables
 from pagedkv.cache.index import ROOT, PrefixIndex, make_frames
 from pagedkv.cache.lease import Lease, start_lease, stop_lease
@@ -58,6 +59,8 @@ class BlockManager:
     sanitize: watch every call with a `Sanitizer` (then in `sanitizer`, else None): the misuse of a
         block raises SanitizerError, with a report of who allocated and freed it. For tests and
         debugging: calls take up to three times as long. PAGEDKV_SANITIZE=1 turns it on as well.
+    eviction: "slru", which resists scans of one-off prompts in pools large enough for it to matter,
+        or "lru".
 
     Errors of every call: KeyError for a sequence or lease that is not open; ValueError, with the
     value, for what is malformed, out of range or named twice. Nothing has changed then, nor after
@@ -73,6 +76,7 @@ class BlockManager:
         max_seqs: int = 256,
         max_blocks_per_seq: int | None = None,
         sanitize: bool = False,
+        eviction: str = "slru",
     ) -> None:
         width = num_blocks if max_blocks_per_seq is None else max_blocks_per_seq
         for name, value in (
@@ -83,10 +87,12 @@ class BlockManager:
         ):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
                 raise ValueError(f"{name}={value!r} must be an integer from 1 to 2**31 - 1")
+        if eviction not in EVICTION_POLICIES:
+            raise ValueError(f"eviction={eviction!r}: use one of {', '.join(EVICTION_POLICIES)}")
         self.num_blocks, self.block_size = num_blocks, block_size
         self.max_seqs, self.max_blocks_per_seq = max_seqs, width
-        self.prefix_caching = prefix_caching
-        self.pool = Pool(num_blocks)
+        self.prefix_caching, self.eviction = prefix_caching, eviction
+        self.pool = Pool(num_blocks, eviction)
         self.table = BlockTable(max_seqs, width, block_size)
         # Tokens whose K/V stands in each slot: what a block's name will say.
         self.contents = np.zeros((num_blocks + 1, block_size), np.int32)

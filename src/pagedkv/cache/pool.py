@@ -25,13 +25,13 @@ class Pool:
     Arrays are indexed by block id, 0..num_blocks; entry 0 (the null block) is never touched.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, eviction: str = "slru") -> None:
         self.num_blocks = num_blocks
         self.group_counts = np.zeros((NUM_GROUPS, num_blocks + 1), np.int32)
         self.counts = self.group_counts[0]
         self.leases = np.zeros(num_blocks + 1, np.int32)
         self.extents = np.zeros(num_blocks + 1, np.int32)  # published slots; 0: no name
-        self.eviction = EvictionOrder(num_blocks)
+        self.eviction = EvictionOrder(num_blocks, eviction)
         # A stack, lowest id on top, so that a fresh pool hands out adjacent blocks.
         self._free = np.arange(num_blocks, 0, -1, dtype=np.int32)
         self.num_free = num_blocks

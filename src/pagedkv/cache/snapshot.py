@@ -12,7 +12,7 @@ from pagedkv.cache.records import blob, name_from_json, name_to_json, pack, unbl
 if TYPE_CHECKING:
     from pagedkv.cache.manager import BlockManager
 
-_MAGIC = b"pkvsnap1"
+_MAGIC = b"pkvsnap2"
 _POOL_ARRAYS = ("counts", "lease_counts", "extents", "hot", "free", "probation", "protected")
 _ROW_ARRAYS = (
     "seqs",
@@ -39,6 +39,7 @@ def pack_manager(m: BlockManager) -> bytes:
         "max_seqs": m.max_seqs,
         "max_blocks_per_seq": m.max_blocks_per_seq,
         "sanitize": m.sanitizer is not None,
+        "eviction": m.eviction,
         "clock": table.clock,
         "next_seq": table.next_serial,
         "next_node": index.next_serial,
@@ -86,6 +87,7 @@ def unpack_manager(cls: type[BlockManager], data: bytes, sanitize: bool | None) 
         facts["max_seqs"],
         facts["max_blocks_per_seq"],
         facts["sanitize"] if sanitize is None else sanitize,
+        facts["eviction"],
     )
     table, pool, index = m.table, m.pool, m.index
     rows = arrays["rows"]

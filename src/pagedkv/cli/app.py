@@ -13,7 +13,9 @@ import typer
 from pagedkv import __version__
 from pagedkv.cli.generate import generate
 from pagedkv.cli.main import INTERRUPTED
+from pagedkv.cli.plan import plan
 from pagedkv.cli.replay import replay_log
+from pagedkv.cli.simulate import cache, memory
 from pagedkv.errors import PagedKVError
 
 # What the library calls the settings. Words of everyday language stand for a setting only with
@@ -26,6 +28,7 @@ _FLAGS = MappingProxyType(
         "max_model_len": "--max-model-len",
         "max_num_seqs": "--max-num-seqs",
         "max_tokens": "--max-tokens",
+        "mean_tokens": "--mean-output",
         "min_p": "--min-p",
         "num_blocks": "--num-blocks",
         "repetition_penalty": "--repetition-penalty",
@@ -60,6 +63,11 @@ def invoke(args: list[str]) -> int:
     )
     app.command()(generate)
     app.command("replay")(replay_log)
+    app.command()(plan)
+    simulate = typer.Typer(help="What a trace of requests would have made of a pool.")
+    for command in (cache, memory):
+        simulate.command()(command)
+    app.add_typer(simulate, name="simulate")
     app.callback()(_callback)
     command = typer.main.get_command(app)
     try:

@@ -138,7 +138,7 @@ def generate(
         raise RequestError(
             f"the {n} samples of -n {n} are the same when greedy: give --temperature"
         )
-    kv_cache_memory = parse_bytes(kv_memory)
+    kv_cache_memory = None if kv_memory is None else parse_bytes(kv_memory, "--kv-memory")
     from pagedkv.cli import show
     from pagedkv.engine.llm import LLM
 

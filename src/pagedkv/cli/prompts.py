@@ -74,12 +74,13 @@ def _read(file: Path) -> str:
         raise RequestError(f"{file} is not UTF-8 text: {error}") from error
 
 
-def parse_bytes(text: str | None) -> int | None:
-    """Bytes from "536870912", "512MiB" (powers of 1024) or "2GB" (powers of 1000)."""
-    if text is None:
-        return None
+def parse_bytes(text: str, option: str) -> int:
+    """Bytes from "536870912", "512MiB" (powers of 1024) or "2GB" (powers of 1000).
+
+    ConfigError names the option.
+    """
     match = _SIZE.fullmatch(text.strip())
     if match is None or (match[3] and not match[2]):
-        raise ConfigError(f"--kv-memory={text!r} is not a size: give bytes, 512MiB or 2GB")
+        raise ConfigError(f"{option}={text!r} is not a size: give bytes, 512MiB or 2GB")
     base = 1024 if match[3] else 1000
     return int(float(match[1]) * base ** _UNITS.index(match[2].lower()))

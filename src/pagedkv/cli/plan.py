@@ -1,0 +1,201 @@
+"""`pagedkv plan`: what K/V take, how many sequences fit, when copying beats computing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pagedkv.cli.prompts import parse_bytes
+from pagedkv.errors import ConfigError
+from pagedkv.simulation.capacity import Capacity, ModelShape, Recovery
+
+_BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
+_LENGTHS = (128, 512, 2048, 8192, 32768)
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def plan(
+    model: Annotated[
+        str | None,
+        typer.Option(help="Embedded model, folder, GGUF file or hub id.", metavar="TEXT"),
+    ] = None,
+    model_shape: Annotated[
+        str | None,
+        typer.Option(help="Instead of a model: layers,K/V heads,head dim.", metavar="L,G,D"),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Of K/V. Default: the model's, else float16.", metavar="TEXT"),
+    ] = None,
+    memory: Annotated[
+        str, typer.Option(help="Memory of the pool: bytes, 512MiB, 2GB.", metavar="SIZE")
+    ] = "40GiB",
+    block_size: Annotated[int, typer.Option(help="Tokens a block.", metavar="INTEGER")] = 16,
+    reserve: Annotated[
+        int,
+        typer.Option(help="Tokens a contiguous allocator sets aside.", metavar="INTEGER"),
+    ] = 2048,
+    mean_output: Annotated[
+        int,
+        typer.Option(help="Tokens that a sequence holds on average.", metavar="INTEGER"),
+    ] = 200,
+    parameters: Annotated[
+        float | None,
+        typer.Option(help="Of the model, for swap against recompute.", metavar="NUMBER"),
+    ] = None,
+    heads: Annotated[
+        int | None,
+        typer.Option(
+            help="Query heads. Default: the model's, else the K/V heads.", metavar="INTEGER"
+        ),
+    ] = None,
+    flops: Annotated[
+        float | None,
+        typer.Option(help="Operations a second that a prefill reaches.", metavar="NUMBER"),
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(help="Bytes a second to host memory: 25GB, 12GiB.", metavar="SIZE"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
+) -> None:
+    """What a model's K/V take, how many sequences fit, and when copying beats computing."""
+    shape, found_heads, found_parameters = _shape(model, model_shape, dtype)
+    capacity = Capacity(shape, parse_bytes(memory, "--memory"), block_size, reserve, mean_output)
+    recovery = None
+    if link is not None or flops is not None:
+        recovery = _recovery(
+            shape, heads or found_heads, parameters or found_parameters, flops, link
+        )
+    if as_json:
+        print(json.dumps(_facts(capacity, recovery)))
+        return
+    console = Console(highlight=False)
+    console.print(_capacity_table(capacity))
+    console.print(_waste_table(capacity))
+    if recovery is not None:
+        console.print(_recovery_table(recovery))
+
+
+def _shape(
+    model: str | None, text: str | None, dtype: str | None
+) -> tuple[ModelShape, int, float | None]:
+    """The shape, its query heads, and its parameters where they are known."""
+    if (model is None) == (text is None):
+        raise ConfigError("give either --model or --model-shape layers,K/V heads,head dim")
+    if text is not None:
+        try:
+            layers, kv_heads, head_dim = map(int, text.split(","))
+        except ValueError:
+            raise ConfigError(
+                f"--model-shape={text!r} must be layers,K/V heads,head dim, such as 32,8,128"
+            ) from None
+        return ModelShape(layers, kv_heads, head_dim, dtype or "float16"), kv_heads, None
+    from pagedkv.models.shape import read_shape  # torch takes seconds to import
+
+    assert model is not None
+    facts = read_shape(model)
+    own = dtype or facts.dtype or "float16"
+    shape = ModelShape(facts.layers, facts.kv_heads, facts.head_dim, own)
+    return shape, facts.heads, facts.parameters
+
+
+def _recovery(
+    shape: ModelShape, heads: int, parameters: float | None, flops: float | None, link: str | None
+) -> Recovery:
+    for option, value in (("--link", link), ("--flops", flops), ("--parameters", parameters)):
+        if value is None:
+            raise ConfigError(f"{option} is needed too, to compare swap and recompute")
+    assert parameters is not None and flops is not None and link is not None
+    return Recovery(
+        shape, parameters, heads * shape.head_dim, flops, float(parse_bytes(link, "--link"))
+    )
+
+
+def _facts(capacity: Capacity, recovery: Recovery | None) -> dict[str, Any]:
+    facts: dict[str, Any] = asdict(capacity) | {
+        "token_bytes": capacity.shape.token_bytes,
+        "num_blocks": capacity.num_blocks,
+        "reservation_bytes": capacity.reservation_bytes,
+        "resident_reserved": capacity.resident_reserved,
+        "resident_paged": capacity.resident_paged,
+        "reserved_waste": capacity.reserved_waste,
+        "tail_waste": {size: capacity.tail_waste(size) for size in _BLOCK_SIZES},
+    }
+    if recovery is not None:
+        facts["recovery"] = [
+            {
+                "tokens": tokens,
+                "swap_seconds": recovery.swap_seconds(tokens),
+                "recompute_seconds": recovery.recompute_seconds(tokens),
+                "crossover_bytes_per_second": recovery.crossover_link(tokens),
+            }
+            for tokens in _LENGTHS
+        ]
+    return facts
+
+
+def _capacity_table(capacity: Capacity) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    shape = capacity.shape
+    for name, value in (
+        (
+            "model",
+            f"{shape.layers} layers, {shape.kv_heads} K/V heads of {shape.head_dim}, {shape.dtype}",
+        ),
+        ("K/V a token", _size(shape.token_bytes)),
+        (
+            "a block",
+            f"{_size(shape.token_bytes * capacity.block_size)}, {capacity.block_size} tokens",
+        ),
+        ("blocks in the pool", f"{capacity.num_blocks:,} in {_size(capacity.memory)}"),
+        (
+            f"a reservation of {capacity.reserve:,} tokens",
+            f"{_size(capacity.reservation_bytes)}, {capacity.reserved_waste:.1%} of it unused at "
+            f"{capacity.mean_tokens:,} tokens",
+        ),
+        ("resident sequences, reserved", f"{capacity.resident_reserved:,}"),
+        ("resident sequences, paged", f"{capacity.resident_paged:,}"),
+    ):
+        table.add_row(name, value)
+    return table
+
+
+def _waste_table(capacity: Capacity) -> Table:
+    table = Table(title=f"empty slots of held blocks, {capacity.mean_tokens:,} tokens a sequence")
+    table.add_column("block size", justify="right")
+    table.add_column("waste", justify="right")
+    table.add_column("a block", justify="right")
+    for size in _BLOCK_SIZES:
+        block = _size(size * capacity.shape.token_bytes)
+        table.add_row(str(size), f"{capacity.tail_waste(size):.1%}", block)
+    return table
+
+
+def _recovery_table(recovery: Recovery) -> Table:
+    table = Table(title=f"resuming a preempted sequence, link of {_size(recovery.link)}/s")
+    for name in ("tokens", "swap", "recompute", "faster", "swap wins above"):
+        table.add_column(name, justify="right")
+    for tokens in _LENGTHS:
+        swap, recompute = recovery.swap_seconds(tokens), recovery.recompute_seconds(tokens)
+        table.add_row(
+            f"{tokens:,}",
+            f"{swap * 1e3:.3g} ms",
+            f"{recompute * 1e3:.3g} ms",
+            "swap" if swap < recompute else "recompute",
+            f"{_size(recovery.crossover_link(tokens))}/s",
+        )
+    return table
+
+
+def _size(value: float) -> str:
+    """Bytes with the unit that fits: 524288 is "512 KiB"."""
+    unit = 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.4g} {_UNITS[unit]}"

@@ -1,0 +1,157 @@
+"""Request traces: arrivals, lengths, tenants and the ids of their blocks, from CSV or JSON lines.
+
+Columns (or keys): `prompt_tokens`, `output_tokens`; one of `arrival_s`, `arrival_ms` for requests
+that are sorted by arrival, neither for those that come in the order of the file; `tenant`; and
+`block<B>_ids`, the prompt's blocks of B tokens: an id stands for a block and all before it. Ids are
+run-length coded text ("0-3 7" is 0, 1, 2, 3, 7) or, in JSON, a list. Other columns are left alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.errors import ConfigError
+
+_BLOCK_COLUMN = re.compile(r"block(\d+)_ids")
+_RUN = re.compile(r"(\d+)(?:-(\d+))?")
+
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """n requests in the order of their arrival."""
+
+    arrivals: npt.NDArray[np.float64] | None  # seconds, [n]; None: not known
+    prompt_tokens: Int64  # [n]
+    output_tokens: Int64  # [n]
+    tenants: tuple[str, ...] | None  # [n]
+    block_size: int | None  # tokens a block of `block_ids`
+    block_ids: tuple[Int64, ...] | None  # [n]
+
+    def __len__(self) -> int:
+        return len(self.prompt_tokens)
+
+
+def read_trace(path: str | Path) -> Trace:
+    """Reads a trace. ConfigError names the line and the value that cannot be right."""
+    path = Path(path)
+    try:
+        with path.open(encoding="utf-8", newline="") as lines:
+            rows = list(_json_rows(lines, path) if path.suffix == ".jsonl" else _csv_rows(lines))
+    except OSError as error:
+        raise ConfigError(f"trace {path} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"trace {path} is no CSV text: {error}") from error
+    if not rows:
+        raise ConfigError(f"trace {path} has no requests")
+    return _Reader(path, rows).trace()
+
+
+def _csv_rows(lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    reader = csv.DictReader(lines)
+    for row in reader:
+        yield reader.line_num, row
+
+
+def _json_rows(lines: Iterator[str], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ConfigError(f"{path}, line {number}: no JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise ConfigError(f"{path}, line {number}: {line[:60]!r} is no object")
+        yield number, row
+
+
+class _Reader:
+    """Turns rows into arrays, and knows which line is to blame."""
+
+    def __init__(self, path: Path, rows: list[tuple[int, dict[str, Any]]]) -> None:
+        self._path, self._rows = path, rows
+        self._names = list(rows[0][1])
+
+    def trace(self) -> Trace:
+        prompts, outputs = self._counts("prompt_tokens", 1), self._counts("output_tokens", 0)
+        arrivals = self._arrivals()
+        tenants = None
+        if "tenant" in self._names:
+            tenants = tuple(str(value) for _, value in self._column("tenant"))
+        column = next((name for name in self._names if _BLOCK_COLUMN.fullmatch(str(name))), None)
+        size, ids = None, None
+        if column is not None:
+            size = int(column.removeprefix("block").removesuffix("_ids"))
+            ids = tuple(self._ids(line, value) for line, value in self._column(column))
+        order = np.arange(len(prompts))
+        if arrivals is not None:
+            order = np.argsort(arrivals, kind="stable")
+        return Trace(
+            None if arrivals is None else arrivals[order],
+            prompts[order],
+            outputs[order],
+            None if tenants is None else tuple(tenants[i] for i in order.tolist()),
+            size,
+            None if ids is None else tuple(ids[i] for i in order.tolist()),
+        )
+
+    def _arrivals(self) -> npt.NDArray[np.float64] | None:
+        for name, seconds in (("arrival_s", 1.0), ("arrival_ms", 1e-3)):
+            if name in self._names:
+                values = [self._number(line, name, value) for line, value in self._column(name)]
+                return np.array(values) * seconds
+        return None
+
+    def _counts(self, name: str, least: int) -> Int64:
+        if name not in self._names:
+            raise ConfigError(f"trace {self._path} has no column {name!r}: it has {self._names}")
+        counts = []
+        for line, value in self._column(name):
+            number = self._number(line, name, value)
+            if number != int(number) or not least <= number < 2**31:
+                self._refuse(line, f"{name}={value!r} must be a whole number from {least}")
+            counts.append(int(number))
+        return np.array(counts, np.int64)
+
+    def _column(self, name: str) -> Iterator[tuple[int, Any]]:
+        for line, row in self._rows:
+            if row.get(name) is None:
+                self._refuse(line, f"{name} is missing")
+            yield line, row[name]
+
+    def _number(self, line: int, name: str, value: Any) -> float:
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            self._refuse(line, f"{name}={value!r} is no number")
+        if not np.isfinite(number) or number < 0:
+            self._refuse(line, f"{name}={value!r} must be finite and at least 0")
+        return number
+
+    def _ids(self, line: int, value: Any) -> Int64:
+        if isinstance(value, list):
+            if not all(type(i) is int and 0 <= i < 2**31 for i in value):
+                self._refuse(line, f"block ids {str(value)[:60]!r} must be whole numbers from 0")
+            return np.array(value, np.int64)
+        runs = []
+        for item in str(value).split():
+            match = _RUN.fullmatch(item)
+            first, last = (0, -1) if match is None else (int(match[1]), int(match[2] or match[1]))
+            if not first <= last < 2**31:
+                self._refuse(line, f"block ids {item!r} are neither n nor a-b")
+            runs.append(np.arange(first, last + 1))
+        return np.concatenate(runs) if runs else np.zeros(0, np.int64)
+
+    def _refuse(self, line: int, why: str) -> Any:
+        raise ConfigError(f"{self._path}, line {line}: {why}")

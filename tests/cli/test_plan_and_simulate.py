@@ -1,0 +1,110 @@
+"""`pagedkv plan` and `pagedkv simulate`: what they print, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pagedkv.cli.main import run
+
+SOURCE = ["--model-shape", "32,32,128", "--dtype", "float16", "--memory", "40GiB"]
+LENGTHS = ["--reserve", "2048", "--mean-output", "200"]
+
+
+def test_plan_prints_the_arithmetic(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", *SOURCE, *LENGTHS]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    for fact in (
+        "K/V a token 512 KiB",
+        "a reservation of 2,048 tokens 1 GiB",
+        "resident sequences, reserved 40",
+        "resident sequences, paged 393",
+    ):
+        assert fact in words
+
+
+def test_plan_as_json_with_a_link(capsys: pytest.CaptureFixture[str]) -> None:
+    link = ["--link", "25GB", "--flops", "1.5e14", "--parameters", "7e9", "--json"]
+    assert run(["plan", *SOURCE, *LENGTHS, *link]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["token_bytes"], facts["resident_paged"]) == (2**19, 393)
+    first = facts["recovery"][0]
+    assert first["swap_seconds"] == pytest.approx(128 * 2**19 / 25e9)
+
+
+def test_plan_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "hidden_size": 64,
+        "torch_dtype": "bfloat16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert run(["plan", "--model", str(tmp_path), "--memory", "1MiB", "--json"]) == 0
+    shape = json.loads(capsys.readouterr().out)["shape"]
+    assert shape == {"layers": 2, "kv_heads": 2, "head_dim": 8, "dtype": "bfloat16"}
+
+
+def test_plan_of_the_embedded_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--model", "smollm2-135m-instruct", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["token_bytes"] == 2 * 30 * 3 * 64 * 2
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        ([], "give either --model or --model-shape"),
+        (["--model-shape", "1,2"], "--model-shape='1,2' must be layers,K/V heads,head dim"),
+        (["--model-shape", "1,2,3", "--memory", "lots"], "--memory='lots' is not a size"),
+        (["--model-shape", "1,2,3", "--link", "1GB"], "--flops is needed too"),
+        (["--model-shape", "1,2,3", "--mean-output", "0"], "--mean-output=0"),
+        (["--model", "no such model"], "is unknown: give"),
+    ],
+)
+def test_plan_refuses(args: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", *args]) == 2
+    assert why in capsys.readouterr().err
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "t.csv"
+    path.write_text("prompt_tokens,output_tokens,block4_ids\n9,2,0-1\n8,1,0-1\n5,3,0\n")
+    return path
+
+
+def test_simulate_cache(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "cache", "--trace", str(trace), "--block-size", "4", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["token_hit_rate"] == pytest.approx((8 + 4) / 22)
+    assert run(["simulate", "cache", "--trace", str(trace), "--blocks", "1"]) == 0
+    assert "prompts larger than the pool" in capsys.readouterr().out
+
+
+def test_simulate_memory(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PAGEDKV_TRACES", str(trace.parent))
+    assert run(["simulate", "memory", "--trace", "t.csv", "--block-sizes", "1,4", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert list(facts["utilisation"]) == ["paged", "max", "pow2", "oracle"]
+    # Live tokens 9, 10, 8, 5, 6, 7 in blocks of 4: 12, 12, 8, 8, 8, 8 slots.
+    assert facts["utilisation"]["paged"] == {"1": 1.0, "4": pytest.approx(45 / 56)}
+    assert run(["simulate", "memory", "--trace", "t.csv", "--max-length", "10"]) == 0
+    assert "1 requests have more tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (["cache", "--trace", "none.csv"], "trace none.csv cannot be read"),
+        (["memory", "--trace", "none.csv", "--block-sizes", "a"], "--block-sizes='a' must be numbers"),
+    ],
+)
+def test_simulate_refuses(args: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", *args]) == 2
+    assert why in capsys.readouterr().err

@@ -102,7 +102,10 @@ def test_simulate_memory(
     ("args", "why"),
     [
         (["cache", "--trace", "none.csv"], "trace none.csv cannot be read"),
-        (["memory", "--trace", "none.csv", "--block-sizes", "a"], "--block-sizes='a' must be numbers"),
+        (
+            ["memory", "--trace", "none.csv", "--block-sizes", "a"],
+            "--block-sizes='a' must be numbers",
+        ),
     ],
 )
 def test_simulate_refuses(args: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:

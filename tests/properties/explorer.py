@@ -84,8 +84,8 @@ class Memory:
                 object.__setattr__(value, name, self._move(part))
             elif type(part).__module__.startswith("pagedkv."):
                 self._walk(part, seen)
-            elif part is None:
-                continue  # the sanitizer that is not there
+            elif part is None or isinstance(part, str):
+                continue  # the sanitizer that is not there, and a setting
             elif isinstance(part, int | list | dict | array):
                 plain.append(name)
             else:

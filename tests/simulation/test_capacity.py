@@ -39,7 +39,9 @@ def test_long_contexts_favour_copying() -> None:
     recovery = Recovery(SHAPE, 7e9, 4096, 1.5e14, 1e9)
     assert recovery.crossover_link(32_768) < recovery.crossover_link(128)
     # Computing n tokens: the matrices, and half of the n x n scores twice over (q k, then p v).
-    assert recovery.recompute_seconds(10) == pytest.approx(10 * (14e9 + 2 * 32 * 4096 * 10) / 1.5e14)
+    assert recovery.recompute_seconds(10) == pytest.approx(
+        10 * (14e9 + 2 * 32 * 4096 * 10) / 1.5e14
+    )
 
 
 @pytest.mark.parametrize(

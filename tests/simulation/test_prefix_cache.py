@@ -81,7 +81,9 @@ def test_a_prompt_of_full_blocks_is_found_whole() -> None:
 
 def test_what_cannot_be_counted_is_refused() -> None:
     trace = make([[1]])
-    with pytest.raises(ConfigError, match="block_size=8: the trace's block ids are for blocks of 4"):
+    with pytest.raises(
+        ConfigError, match="block_size=8: the trace's block ids are for blocks of 4"
+    ):
         hit_rate(trace, 4, 8)
     with pytest.raises(ConfigError, match="num_blocks=-1"):
         hit_rate(trace, -1)

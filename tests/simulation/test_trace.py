@@ -80,7 +80,11 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str, why: str) -> None:
     [
         ("a.csv", "", "has no requests"),
         ("a.csv", "prompt_tokens,output_tokens\n", "has no requests"),
-        ("a.csv", "prompt,output\n1,2\n", r"no column 'prompt_tokens': it has \['prompt', 'output'\]"),
+        (
+            "a.csv",
+            "prompt,output\n1,2\n",
+            r"no column 'prompt_tokens': it has \['prompt', 'output'\]",
+        ),
         ("a.jsonl", "{\n", "line 1: no JSON"),
         ("a.jsonl", "[1]\n", "line 1: .* is no object"),
         ("a.jsonl", '{"prompt_tokens": 1, "output_tokens": true}', None),

@@ -111,3 +111,13 @@ def test_simulate_memory(
 def test_simulate_refuses(args: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["simulate", *args]) == 2
     assert why in capsys.readouterr().err
+
+
+def test_simulate_serve(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "serve", "--trace", str(trace), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["requests"], facts["failed"], facts["prompt_tokens"]) == (3, 0, 22)
+    assert run(["simulate", "serve", "--requests", "20", "--blocks", "64"]) == 0
+    assert "empty slots of held blocks" in capsys.readouterr().out
+    assert run(["simulate", "serve", "--rate", "0"]) == 2
+    assert "rate=0" in capsys.readouterr().err

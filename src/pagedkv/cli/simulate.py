@@ -13,8 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from pagedkv.errors import ConfigError
+from pagedkv.simulation.executor import LinearCost
 from pagedkv.simulation.prefix_cache import hit_rate
-from pagedkv.simulation.trace import Trace, read_trace
+from pagedkv.simulation.serve import Server
+from pagedkv.simulation.serve import serve as simulate
+from pagedkv.simulation.trace import Trace, make_trace, read_trace
 from pagedkv.simulation.utilisation import utilisation
 
 TRACES_VARIABLE = "PAGEDKV_TRACES"
@@ -90,6 +93,97 @@ def memory(
             "of the maximum: it could not serve them",
             style="yellow",
         )
+
+
+def serve(
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="As of the other commands. Default: invented requests.", metavar="FILE"),
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(help="Only so many. Default: the whole trace, or 500.", metavar="INTEGER"),
+    ] = None,
+    rate: Annotated[
+        float, typer.Option(help="Invented requests: arrivals a second.", metavar="NUMBER")
+    ] = 2.0,
+    prompt_tokens: Annotated[
+        int, typer.Option(help="Invented requests: mean.", metavar="INTEGER")
+    ] = 256,
+    output_tokens: Annotated[
+        int, typer.Option(help="Invented requests: mean.", metavar="INTEGER")
+    ] = 128,
+    seed: Annotated[int, typer.Option(help="Of invented requests.", metavar="INTEGER")] = 0,
+    blocks: Annotated[int, typer.Option(help="Blocks of the pool.", metavar="INTEGER")] = 2048,
+    block_size: Annotated[int, typer.Option(help="Tokens a block.", metavar="INTEGER")] = 16,
+    max_num_seqs: Annotated[
+        int, typer.Option(help="Most sequences that run at once.", metavar="INTEGER")
+    ] = 256,
+    token_budget: Annotated[int, typer.Option(help="Tokens of a step.", metavar="INTEGER")] = 512,
+    max_model_len: Annotated[
+        int, typer.Option(help="Most tokens of a request.", metavar="INTEGER")
+    ] = 16_384,
+    step_ms: Annotated[
+        float, typer.Option(help="Milliseconds of any step.", metavar="NUMBER")
+    ] = 19.9,
+    token_us: Annotated[
+        float, typer.Option(help="Microseconds more for each token.", metavar="NUMBER")
+    ] = 101.9,
+    context_us: Annotated[
+        float,
+        typer.Option(help="Microseconds more for each token of context read.", metavar="NUMBER"),
+    ] = 0.63,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
+) -> None:
+    """Requests through the real scheduler and block manager, under a virtual clock.
+
+    The default costs are those of OPT-13B on one A100 as DistServe fitted them (decode step and
+    context; prefill tokens).
+    """
+    if trace is None:
+        wanted = make_trace(requests or 500, rate, prompt_tokens, output_tokens, seed)
+    else:
+        wanted = _read(trace)
+        wanted = wanted if requests is None else wanted.first(requests)
+    server = Server(blocks, block_size, max_num_seqs, token_budget, max_model_len)
+    run = simulate(wanted, server, LinearCost(step_ms / 1e3, token_us / 1e6, context_us / 1e6))
+    facts = {
+        "requests": len(run.requests),
+        "failed": sum(request.reason == "error" for request in run.requests),
+        "seconds": run.seconds,
+        "steps": len(run.steps),
+        "tokens_per_second": run.throughput,
+        "ttft": run.percentiles("ttft"),
+        "tpot": run.percentiles("tpot"),
+        "preemptions": run.preemptions,
+        "mean_waste": run.mean_waste,
+        "cached_tokens": run.cached_tokens,
+        "prompt_tokens": run.prompt_tokens,
+    }
+    if as_json:
+        print(json.dumps(facts))
+        return
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in (
+        ("requests", f"{facts['requests']:,}, {facts['failed']:,} of them can never run"),
+        ("virtual time", f"{run.seconds:,.1f} s, {len(run.steps):,} steps"),
+        ("generated tokens/s", f"{run.throughput:,.1f}"),
+        ("TTFT", _marks(run.percentiles("ttft"), 1.0, "s")),
+        ("TPOT", _marks(run.percentiles("tpot"), 1e3, "ms")),
+        ("preemptions", f"{run.preemptions:,}"),
+        ("empty slots of held blocks", f"{run.mean_waste:.2%}"),
+        ("prompt tokens", f"{run.prompt_tokens:,}, {run.cached_tokens:,} from the prefix cache"),
+    ):
+        table.add_row(name, value)
+    Console(highlight=False).print(table)
+
+
+def _marks(percentiles: dict[str, float], scale: float, unit: str) -> str:
+    """Percentiles in words."""
+    if not percentiles:
+        return "no request has one"
+    marks = (f"{name.upper()} {value * scale:.3g} {unit}" for name, value in percentiles.items())
+    return ", ".join(marks)
 
 
 def _read(path: Path) -> Trace:

@@ -41,6 +41,17 @@ class Trace:
     def __len__(self) -> int:
         return len(self.prompt_tokens)
 
+    def first(self, n: int) -> Trace:
+        """The first n requests."""
+        return Trace(
+            None if self.arrivals is None else self.arrivals[:n],
+            self.prompt_tokens[:n],
+            self.output_tokens[:n],
+            None if self.tenants is None else self.tenants[:n],
+            self.block_size,
+            None if self.block_ids is None else self.block_ids[:n],
+        )
+
 
 def read_trace(path: str | Path) -> Trace:
     """Reads a trace. ConfigError names the line and the value that cannot be right."""
@@ -155,3 +166,29 @@ class _Reader:
 
     def _refuse(self, line: int, why: str) -> Any:
         raise ConfigError(f"{self._path}, line {line}: {why}")
+
+
+def make_trace(
+    num_requests: int, rate: float, prompt_tokens: int, output_tokens: int, seed: int = 0
+) -> Trace:
+    """Invented requests: Poisson arrivals (`rate` a second), geometric lengths of the given means.
+
+    ConfigError for what is not above 0.
+    """
+    for name, value in (
+        ("num_requests", num_requests),
+        ("rate", rate),
+        ("prompt_tokens", prompt_tokens),
+        ("output_tokens", output_tokens),
+    ):
+        if not 0 < value < np.inf:
+            raise ConfigError(f"{name}={value}: give more than 0")
+    rng = np.random.default_rng(seed)
+    return Trace(
+        np.cumsum(rng.exponential(1 / rate, num_requests)),
+        rng.geometric(1 / prompt_tokens, num_requests),
+        rng.geometric(1 / output_tokens, num_requests),
+        None,
+        None,
+        None,
+    )

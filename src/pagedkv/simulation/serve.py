@@ -1,0 +1,176 @@
+"""A trace through the real loop, scheduler and block manager, under a virtual clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.cache import BlockManager
+from pagedkv.engine.core import EngineCore
+from pagedkv.errors import ConfigError
+from pagedkv.scheduling.config import SchedulerConfig
+from pagedkv.scheduling.messages import Add, Delta, StepStats
+from pagedkv.scheduling.params import SamplingParams
+from pagedkv.scheduling.scheduler import Scheduler
+from pagedkv.simulation.clock import VirtualClock
+from pagedkv.simulation.executor import LinearCost, TimedExecutor
+from pagedkv.simulation.trace import Int64, Trace
+
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What is simulated: the pool and the limits of the scheduler."""
+
+    num_blocks: int
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 512
+    max_model_len: int = 16_384
+    prefix_caching: bool = True
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """Seconds of one request on the virtual clock."""
+
+    arrival: float
+    first_token: float | None = None
+    end: float | None = None
+    tokens: int = 0
+    reason: str = ""
+
+    @property
+    def ttft(self) -> float:
+        """From arrival to the first token; NaN if there was none."""
+        return np.nan if self.first_token is None else self.first_token - self.arrival
+
+    @property
+    def tpot(self) -> float:
+        """Mean time between tokens after the first; NaN for fewer than two tokens."""
+        if self.first_token is None or self.end is None or self.tokens < 2:
+            return np.nan
+        return (self.end - self.first_token) / (self.tokens - 1)
+
+
+@dataclass(slots=True)
+class SimulatedRun:
+    """What came of a trace: every request, and every step."""
+
+    requests: list[RequestTimes]
+    block_size: int
+    steps: list[StepStats] = field(default_factory=list)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """From the first arrival to the last end."""
+        ends = [r.end for r in self.requests if r.end is not None]
+        return max(ends, default=0.0) - min(r.arrival for r in self.requests)
+
+    @property
+    def throughput(self) -> float:
+        """Generated tokens a second."""
+        return sum(r.tokens for r in self.requests) / self.seconds if self.seconds else 0.0
+
+    @property
+    def preemptions(self) -> int:
+        return sum(step.num_preempted for step in self.steps)
+
+    @property
+    def mean_waste(self) -> float:
+        """Unfilled slots / held slots of a step, mean over the steps."""
+        held = np.array([step.blocks_peak for step in self.steps]) * self.block_size
+        filled = np.array([step.slots_filled for step in self.steps])
+        return float((1 - filled / held).mean()) if len(self.steps) else 0.0
+
+    def percentiles(self, name: str) -> dict[str, float]:
+        """P50, P90 and P99 of "ttft" or "tpot" in seconds, over the requests that have it."""
+        values = np.array([getattr(r, name) for r in self.requests])
+        values = values[~np.isnan(values)]
+        if not len(values):
+            return {}
+        marks = np.percentile(values, [50, 90, 99]).tolist()
+        return dict(zip(("p50", "p90", "p99"), marks, strict=True))
+
+
+def serve(trace: Trace, server: Server, cost: LinearCost) -> SimulatedRun:
+    """Runs every request of the trace to its end. `cost`: seconds of a step.
+
+    Without arrivals all requests are there from the start. Prompts share exactly the prefixes that
+    the trace's block ids say; a request generates exactly its output tokens, at least one. Those
+    that can never run end with reason "error". ConfigError for settings that cannot work.
+    """
+    config = SchedulerConfig(
+        server.max_num_seqs, server.max_num_batched_tokens, server.max_model_len
+    )
+    try:
+        manager = BlockManager(
+            server.num_blocks,
+            server.block_size,
+            prefix_caching=server.prefix_caching,
+            max_seqs=config.seats,
+            max_blocks_per_seq=min(
+                server.num_blocks, -(-server.max_model_len // server.block_size)
+            ),
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    clock = VirtualClock()
+    core = EngineCore(Scheduler(manager, config), TimedExecutor(clock, cost))
+    arrivals = trace.arrivals if trace.arrivals is not None else np.zeros(len(trace))
+    run = SimulatedRun([RequestTimes(t) for t in arrivals.tolist()], server.block_size)
+    waiting = deque(_requests(trace, arrivals))
+    while waiting or core.has_unfinished():
+        if not core.has_unfinished():
+            clock.now = max(clock.now, waiting[0].arrival)
+        while waiting and waiting[0].arrival <= clock.now:
+            core.send(waiting.popleft())
+        deltas, stats = core.step(clock.now)
+        for delta in deltas:
+            _note(run, delta, clock.now)
+        if stats is not None:
+            run.steps.append(stats)
+    run.prompt_tokens = int(trace.prompt_tokens.sum())
+    return run
+
+
+def _note(run: SimulatedRun, delta: Delta, now: float) -> None:
+    request = run.requests[int(delta.request_id)]
+    request.tokens += len(delta.token_ids)
+    if delta.token_ids and request.first_token is None:
+        request.first_token = now
+    if delta.finish_reason is not None:
+        request.end, request.reason = now, delta.finish_reason
+        run.cached_tokens += delta.num_cached_tokens
+
+
+def _requests(trace: Trace, arrivals: Float64) -> Iterator[Add]:
+    outputs = np.maximum(trace.output_tokens, 1).tolist()
+    for i, (arrival, output) in enumerate(zip(arrivals.tolist(), outputs, strict=True)):
+        params = SamplingParams(max_tokens=output, ignore_eos=True)
+        tenant = None if trace.tenants is None else trace.tenants[i]
+        prompt = tuple(_prompt(trace, i).tolist())
+        yield Add(str(i), prompt, params, arrival, seed=i, tenant=tenant)
+
+
+def _prompt(trace: Trace, i: int) -> Int64:
+    """Token ids: those of a block say which block it is, so prompts share what the ids share.
+
+    Without ids the first token says which request it is, and nothing is shared.
+    """
+    n = int(trace.prompt_tokens[i])
+    if trace.block_ids is None or trace.block_size is None:
+        tokens = np.zeros(n, np.int64)
+        tokens[0] = i + 1
+        return tokens
+    ids, size = trace.block_ids[i], trace.block_size
+    # Ids of full blocks alone: what is left over belongs to nobody else.
+    ids = np.append(ids, 2**30 + i)[: -(-n // size)]
+    return np.repeat(ids, size)[:n]

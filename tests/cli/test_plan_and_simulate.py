@@ -121,3 +121,11 @@ def test_simulate_serve(trace: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "empty slots of held blocks" in capsys.readouterr().out
     assert run(["simulate", "serve", "--rate", "0"]) == 2
     assert "rate=0" in capsys.readouterr().err
+
+
+def test_simulate_allocators(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["simulate", "allocators", "--trace", str(trace), "--slots", "64"]
+    assert run([*args, "--json"]) == 0
+    assert "oracle, compacting" in json.loads(capsys.readouterr().out)
+    assert run(args) == 0
+    assert "compacting" in capsys.readouterr().out

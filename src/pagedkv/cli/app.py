@@ -15,7 +15,7 @@ from pagedkv.cli.generate import generate
 from pagedkv.cli.main import INTERRUPTED
 from pagedkv.cli.plan import plan
 from pagedkv.cli.replay import replay_log
-from pagedkv.cli.simulate import cache, memory, serve
+from pagedkv.cli.simulate import allocators, cache, memory, serve
 from pagedkv.errors import PagedKVError
 
 # What the library calls the settings. Words of everyday language stand for a setting only with
@@ -65,7 +65,7 @@ def invoke(args: list[str]) -> int:
     app.command("replay")(replay_log)
     app.command()(plan)
     simulate = typer.Typer(help="What a trace of requests would have made of a pool.")
-    for command in (cache, memory, serve):
+    for command in (cache, memory, allocators, serve):
         simulate.command()(command)
     app.add_typer(simulate, name="simulate")
     app.callback()(_callback)

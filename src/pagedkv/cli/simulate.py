@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pagedkv.errors import ConfigError
+from pagedkv.simulation.allocators import compare
 from pagedkv.simulation.executor import LinearCost
 from pagedkv.simulation.prefix_cache import hit_rate
 from pagedkv.simulation.serve import Server
@@ -93,6 +94,58 @@ def memory(
             "of the maximum: it could not serve them",
             style="yellow",
         )
+
+
+def allocators(
+    trace: Annotated[Path, _TRACE],
+    requests: Annotated[
+        int | None, typer.Option(help="Only the first so many.", metavar="INTEGER")
+    ] = None,
+    slots: Annotated[
+        int, typer.Option(help="Token slots of the pool.", metavar="INTEGER")
+    ] = 80_000,
+    block_size: Annotated[int, typer.Option(help="Tokens a block.", metavar="INTEGER")] = 16,
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            help="What reserving the maximum sets aside. Default: the trace's longest request.",
+            metavar="INTEGER",
+        ),
+    ] = None,
+    max_num_seqs: Annotated[
+        int, typer.Option(help="Most sequences that are resident at once.", metavar="INTEGER")
+    ] = 256,
+    step_ms: Annotated[
+        float, typer.Option(help="Milliseconds in which everybody gains a token.", metavar="NUMBER")
+    ] = 50.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
+) -> None:
+    """Paging beside contiguous reservations: who fits, what is wasted, what holes cost."""
+    wanted = _read(trace)
+    wanted = wanted if requests is None else wanted.first(requests)
+    reports = compare(wanted, slots, block_size, max_length, max_num_seqs, step_ms / 1e3)
+    if as_json:
+        print(json.dumps(reports))
+        return
+    table = Table("", "resident", "live", "vain", "refused", "moved", "restored", "steps")
+    for name, report in reports.items():
+        table.add_row(
+            name,
+            f"{report['mean_resident']:.1f}",
+            f"{report['utilisation']:.1%}",
+            f"{report['internal_waste']:.1%}",
+            f"{report['refused_while_free_sufficed']:,.0f}",
+            f"{report['tokens_moved']:,.0f}",
+            f"{report['tokens_restored']:,.0f}",
+            f"{report['steps']:,.0f}",
+        )
+    table.caption = (
+        "Means per step: sequences resident, share of the pool that is live and that is reserved "
+        "in vain. Steps in which the first of the queue was refused although the free slots would "
+        "have sufficed; tokens moved by compaction; tokens restored after preemption; steps until "
+        "all was done."
+    )
+    Console(highlight=False).print(table)
 
 
 def serve(

@@ -37,6 +37,7 @@ MODULES = tuple(dict.fromkeys(mutant.module for mutant in MUTANTS))
 # The suite, rooms without a model first: most faults are seen there, and the first failure is
 # enough. Tests of the wheel and of the documents do not look at the copy.
 ROOMS = (
+    "tiers",
     "cache",
     "scheduling",
     "simulation",

@@ -1,0 +1,63 @@
+"""What a place below the device is: blocks by name, one contiguous piece each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.tiers.names import BlockName
+
+UInt8 = npt.NDArray[np.uint8]
+
+
+@dataclass(slots=True)
+class TierStats:
+    """Counts since the tier was opened, by this process."""
+
+    hits: int = 0
+    misses: int = 0
+    stored: int = 0
+    evicted: int = 0
+    refused: int = 0  # not stored: the tier is off, or the block is larger than it
+    damaged: int = 0  # found, and not what was stored: dropped
+
+
+class Tier(Protocol):
+    """A bounded store of blocks, the least recently used of which go first.
+
+    A payload is uint8 [block_bytes], all layers of a block in the canonical layout. Nothing here
+    raises for what disk or memory do: a block that cannot be stored or read is a miss.
+    """
+
+    block_bytes: int
+    stats: TierStats
+
+    def contains(self, names: Sequence[BlockName]) -> list[bool]:
+        """For each name whether `get` may find it. A promise of nothing: others evict too."""
+        ...
+
+    def get(self, name: BlockName, tokens: bytes, out: UInt8) -> bool:
+        """Copies a block's payload to `out` (uint8 [block_bytes], the caller's).
+
+        False, and `out` undefined, if there is none, or it is of other tokens.
+        """
+        ...
+
+    def put(self, name: BlockName, tokens: bytes, data: UInt8) -> bool:
+        """Stores a copy of a payload under a name. False if it could not be stored.
+
+        A name that is there already keeps its payload, and counts as just used.
+        """
+        ...
+
+    def num_blocks(self) -> int:
+        """Blocks that it holds now, other processes' included."""
+        ...
+
+    def close(self) -> None:
+        """Releases what it holds open. May be called twice."""
+        ...

@@ -1,0 +1,47 @@
+"""Names of blocks outside the process: keyed 128-bit digests, chained over the prefix.
+
+Two blocks have the same name exactly when they stand for the same tokens after the same prefix, in
+the same namespace with the same extra bytes, of the same model in the same layout. Whoever finds a
+name compares the tokens too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NewType
+
+from pagedkv.cache.index import Frames, token_bytes
+from pagedkv.cache.types import Int32
+
+BlockName = NewType("BlockName", bytes)
+
+NAME_BYTES = 16
+ROOT = BlockName(bytes(NAME_BYTES))  # the parent of first blocks; BLAKE2b never gives it by design
+
+
+class Namer:
+    """Makes names. `fingerprint` says all that K/V depend on beside the prefix.
+
+    That is: the model's weights, the K/V dtype, the layout and its version, and the block size.
+    """
+
+    def __init__(self, fingerprint: bytes) -> None:
+        self._key = hashlib.blake2b(fingerprint, digest_size=64).digest()
+
+    def child(self, parent: BlockName, frame: bytes, tokens: Int32) -> BlockName:
+        """The name of the block that holds `tokens` (at most a block) behind `parent`."""
+        content = len(frame).to_bytes(4) + frame + token_bytes(tokens)
+        digest = hashlib.blake2b(parent + content, key=self._key, digest_size=NAME_BYTES)
+        return BlockName(digest.digest())
+
+    def chain(
+        self, tokens: Int32, frames: Frames, public_blocks: int, block_size: int
+    ) -> list[BlockName]:
+        """Names of all blocks of a prompt, in order, the partly filled last one included."""
+        names: list[BlockName] = []
+        parent = ROOT
+        for i in range(-(-len(tokens) // block_size)):
+            frame = frames.public if i < public_blocks else frames.private
+            parent = self.child(parent, frame, tokens[i * block_size : (i + 1) * block_size])
+            names.append(parent)
+        return names

@@ -73,8 +73,9 @@ def nothing_stays_held(request: pytest.FixtureRequest, block_managers: Managers)
     """Looks at every live manager at the end of a test that passed."""
     yield
     made, block_managers.new = block_managers.new, []
-    if not request.node.stash.get(_PASSED, False):
-        # What a failed test left behind is not the next one's fault.
+    planted = request.node.get_closest_marker("plants_faults") is not None
+    if planted or not request.node.stash.get(_PASSED, False):
+        # What a failed test left behind, or one that breaks managers, is not the next one's fault.
         block_managers.alive.difference_update(made)
         return
     for manager in list(block_managers.alive):

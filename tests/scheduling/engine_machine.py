@@ -40,6 +40,8 @@ ENDS = tuple(range(30, 36))
 class EngineMachine(RuleBasedStateMachine):
     """See the module."""
 
+    sanitize = False
+
     def __init__(self) -> None:
         super().__init__()
         self.sent: dict[str, Sent] = {}
@@ -82,6 +84,7 @@ class EngineMachine(RuleBasedStateMachine):
             caching,
             self.executor,
             errors_ok=True,
+            sanitize=self.sanitize,
         )
         self.caching, self.num_blocks = caching, num_blocks
         self.seats = min(seats, self.budget)

@@ -71,13 +71,19 @@ class Run:
         prefix_caching: bool = True,
         executor: ToyExecutor | None = None,
         errors_ok: bool = False,
+        sanitize: bool = False,
     ) -> None:
         self.manager = BlockManager(
-            num_blocks, block_size, prefix_caching=prefix_caching, max_seqs=max_num_seqs
+            num_blocks,
+            block_size,
+            prefix_caching=prefix_caching,
+            max_seqs=max_num_seqs,
+            sanitize=sanitize,
         )
         config = SchedulerConfig(max_num_seqs, budget, max_model_len, eos, VOCAB)
         self.scheduler = Scheduler(self.manager, config)
         self.toy = executor or ToyExecutor(num_blocks, block_size, VOCAB)
+        self.toy.sanitizer = self.manager.sanitizer
         self.recorder = Recorder(self.toy, self.scheduler)
         self.core = EngineCore(self.scheduler, self.recorder)
         self.errors_ok = errors_ok

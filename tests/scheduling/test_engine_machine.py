@@ -14,6 +14,18 @@ def test_any_sequence_of_events_keeps_every_property() -> None:
     )
 
 
+class SanitizedEngineMachine(EngineMachine):
+    """What the engine does with blocks is watched: the sanitizer finds nothing."""
+
+    sanitize = True
+
+
+def test_any_sequence_of_events_is_clean_to_the_sanitizer() -> None:
+    run_state_machine_as_test(
+        SanitizedEngineMachine, settings=settings(max_examples=40, stateful_step_count=50)
+    )
+
+
 @pytest.mark.deep
 def test_long_sequences_of_events_keep_every_property() -> None:
     run_state_machine_as_test(

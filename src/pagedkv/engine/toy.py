@@ -13,6 +13,7 @@ from collections.abc import Collection
 import numpy as np
 import numpy.typing as npt
 
+from pagedkv.cache.sanitizer import Sanitizer
 from pagedkv.errors import PagedKVError
 from pagedkv.scheduling.step import (
     Float32,
@@ -53,6 +54,7 @@ class ToyExecutor:
     weights: stands for the model's version; K/V of other weights is foreign.
     eos_token_id is drawn when the drawn token's position is in `eos_positions`; apart from that
     it is a token like any other.
+    sanitizer: of the block manager, if it has one: told of every copy, write and read.
     """
 
     def __init__(
@@ -63,7 +65,9 @@ class ToyExecutor:
         weights: int = 0,
         eos_token_id: int = 0,
         eos_positions: Collection[int] = (),
+        sanitizer: Sanitizer | None = None,
     ) -> None:
+        self.sanitizer = sanitizer
         self.block_size, self.vocab_size = block_size, vocab_size
         self.eos_token_id, self.eos_positions = eos_token_id, frozenset(eos_positions)
         self._root = mix(np.array([weights], np.uint64))
@@ -93,6 +97,10 @@ class ToyExecutor:
 
     def _compute(self, step: Step) -> Result:
         tables = self._mirror.apply(step)
+        if self.sanitizer is not None:
+            self.sanitizer.check_copies(step.copies)
+            self.sanitizer.check_writes(step.seqs, step.query_lens, step.slots)
+            self.sanitizer.check_reads(step.seqs, step.context_lens, tables)
         self._copy(step.copies)
         slots = [self._visible(step, tables, i) for i in range(len(step.seqs))]
         self._check_writes(step, slots)

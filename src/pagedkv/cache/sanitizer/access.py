@@ -5,12 +5,25 @@ An embedding engine reports it in this order, for every step: `copies`, `writes`
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from pagedkv.cache.errors import Misuse
 from pagedkv.cache.sanitizer.report import Reporter
 from pagedkv.cache.sanitizer.shadow import Shadow
-from pagedkv.cache.types import NULL_BLOCK, Int32, Int64
+from pagedkv.cache.types import NULL_BLOCK, Int32, Int64, Mask
+
+
+class Export(NamedTuple):
+    """What an exported table was made of, and when."""
+
+    rows: Int64
+    seqs: Int64
+    stamps: Int64  # when an entry of the row was last changed
+    blocks: Int32  # [n, w], padded with 0
+    site: int
+    step: int
 
 
 class Access:
@@ -56,11 +69,26 @@ class Access:
             shadow.copied[row] = True
         shadow.dirty[copies[:, 1]] = True
 
+    def reported(self) -> tuple[Int32, Int64, Int64, Int64]:
+        """Arguments of `copies` and `writes` for what they have been told of open reservations."""
+        shadow = self._shadow
+        copied = np.flatnonzero(shadow.copied)
+        index, fill = np.divmod(shadow.lengths[copied], self._size)
+        copies = np.stack((shadow.copy_sources[copied], shadow.blocks[copied, index], fill), axis=1)
+        rows = np.flatnonzero(shadow.written > 0)
+        counts = shadow.written[rows]
+        slots = shadow.slots(rows, shadow.lengths[rows], counts)
+        return copies.astype(np.int32), shadow.seqs[rows], counts, slots
+
     def writes(self, seqs: Int64, counts: Int64, slots: Int64) -> None:
         """Slots about to be written: `counts[i]` for sequence i, flat int64 [T]."""
         shadow, fail = self._shadow, self._report.fail
+        shadow.writes_reported = True
         rows = self._rows(seqs, Misuse.FOREIGN_WRITE)
         starts = shadow.lengths[rows]
+        again = shadow.written[rows] > 0
+        if np.count_nonzero(again) or len(np.unique(rows)) < len(rows):
+            self._written_again(seqs, rows, again)
         for i in np.flatnonzero(counts > shadow.reserved[rows]).tolist():
             fail(
                 Misuse.FOREIGN_WRITE,
@@ -99,7 +127,7 @@ class Access:
     def reads(self, seqs: Int64, lengths: Int32 | Int64, tables: Int32) -> None:
         """Positions [0, length) about to be read through the table rows int32 [n, w]."""
         shadow, fail = self._shadow, self._report.fail
-        rows = self._rows(seqs, Misuse.FREED_READ)
+        rows = self._rows(seqs, Misuse.FREED_READ, tables)
         known = shadow.lengths[rows] + np.maximum(shadow.written[rows], 0)
         known = np.where(shadow.written[rows] < 0, known + shadow.reserved[rows], known)
         needed = -(-lengths.astype(np.int64) // self._size)
@@ -116,12 +144,12 @@ class Access:
         if differs.any():
             i, at = np.argwhere(differs)[0].tolist()
             block, right = int(tables[i, at]), int(shadow.blocks[rows[i], at])
-            held = 0 < block < len(shadow.references) and shadow.references[block] > 0
+            held = self._is_block(block) and shadow.references[block] > 0
             fail(
                 Misuse.STALE_TABLE if held else Misuse.FREED_READ,
                 f"sequence {seqs[i]} is read through block {block} at entry {at}, where its table "
                 f"has block {right}",
-                block=block if 0 < block < len(shadow.references) else None,
+                block=block if self._is_block(block) else None,
                 seq=int(seqs[i]),
             )
 
@@ -137,29 +165,54 @@ class Access:
                 block=block,
             )
 
-    def stamp_is_current(
-        self, seqs: Int64, stamps: Int64, now: Int64, site: int, step: int
-    ) -> None:
-        """An exported table is used: its rows must not have changed since."""
-        self._rows(seqs, Misuse.STALE_TABLE)
-        changed = np.flatnonzero(stamps != now)
-        if len(changed):
-            seq = int(seqs[changed[0]])
-            when = "" if step < 0 else f" in step {step}"
-            first, *rest = self._report.sites.lines(site)
-            self._report.fail(
-                Misuse.STALE_TABLE,
-                f"the table of sequence {seq} was exported{when}, by {first}"
-                + "".join(f"\n  {line}" for line in rest)
-                + "\n  and its row has changed since",
-                seq=seq,
-            )
+    def export_is_current(self, export: Export, now: Int64) -> None:
+        """An exported table is used: its rows must not have changed since. now: their stamps."""
+        changed = np.flatnonzero(export.stamps != now)
+        if not len(changed):
+            return
+        place, shadow, report = changed[0], self._shadow, self._report
+        seq, row = int(export.seqs[place]), int(export.rows[place])
+        before = export.blocks[place]
+        closed = shadow.seqs[row] != seq
+        gone = before[(before > 0) & (closed | (before != shadow.blocks[row, : len(before)]))]
+        when = "" if export.step < 0 else f" in step {export.step}"
+        lines = report.sites.lines(export.site)
+        lines[0] = f"the table of sequence {seq} was exported{when}, by {lines[0]}"
+        lines.append("and " + ("the sequence was closed" if closed else "its row has changed"))
+        report.fail(
+            Misuse.STALE_TABLE,
+            "\n    ".join(lines) + " since",
+            block=int(gone[0]) if len(gone) else None,
+            seq=seq,
+        )
 
-    def _rows(self, seqs: Int64, kind: Misuse) -> Int64:
+    def _rows(self, seqs: Int64, kind: Misuse, tables: Int32 | None = None) -> Int64:
         rows = self._shadow.rows(seqs)
-        for seq in seqs[self._shadow.seqs[rows] != seqs].tolist():
-            self._report.fail(kind, f"sequence {seq} is used, and it is closed", seq=seq)
+        for i in np.flatnonzero(self._shadow.seqs[rows] != seqs).tolist():
+            block = 0 if tables is None or not tables.shape[1] else int(tables[i, 0])
+            self._report.fail(
+                kind,
+                f"sequence {seqs[i]} is used, and it is closed",
+                block=block if self._is_block(block) else None,
+                seq=int(seqs[i]),
+            )
         return rows
+
+    def _is_block(self, block: int) -> bool:
+        return NULL_BLOCK < block < len(self._shadow.references)
+
+    def _written_again(self, seqs: Int64, rows: Int64, again: Mask) -> None:
+        if not again.any():
+            again[np.unique(rows, return_index=True)[1]] = True
+            again = ~again
+        seq, one = int(seqs[again][0]), np.ones(np.count_nonzero(again), np.int64)
+        slot = int(self._shadow.slots(rows[again], self._shadow.lengths[rows[again]], one)[0])
+        self._report.fail(
+            Misuse.SLOT_TWICE,
+            f"slot {slot}, by sequence {seq}, whose tokens were written in this step already",
+            block=slot // self._size,
+            seq=seq,
+        )
 
     def _wrong_slots(self, owners: Int64, slots: Int64, expected: Int64) -> None:
         """Says what is wrong with slots that are not those of the reservations."""
@@ -174,7 +227,7 @@ class Access:
         if len(foreign):
             place = int(np.flatnonzero(slots == foreign[0])[0])
             block, seq = int(foreign[0]) // size, int(owners[min(place, len(owners) - 1)])
-            inside = NULL_BLOCK < block < len(shadow.references)
+            inside = self._is_block(block)
             shared = inside and seq in shadow.holders(block)
             fail(
                 Misuse.SHARED_WRITE if shared else Misuse.FOREIGN_WRITE,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,29 +19,44 @@ if TYPE_CHECKING:
 
 FORMAT = "pagedkv replay log 1"
 # When as much has been recorded, a new snapshot is taken; what is before the one before it goes.
-_MAX_BYTES = 16 * 2**20
+MAX_BYTES = 16 * 2**20
 _CALL_BYTES = 200  # a call's own share, beside its arrays and lists
+
+
+Call = tuple[str, Sequence[Any], dict[str, Any]]  # verb or report, its arguments
 
 
 class _Segment(NamedTuple):
     snapshot: bytes
-    calls: list[tuple[str, Sequence[Any], dict[str, Any]]]
+    so_far: list[Call]  # what the snapshot does not have
+    calls: list[Call]
 
 
 class Recording:
-    """The last calls of one manager, at least some 10 MiB of them. Owns the file at `path`."""
+    """The last calls of one manager, at least `max_bytes` of them. Owns the file at `path`.
 
-    def __init__(self, path: Path, manager: BlockManager) -> None:
-        self._path, self._manager = path, manager
+    so_far: gives the calls that, after a restored snapshot, stand for what a snapshot has not.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        manager: BlockManager,
+        so_far: Callable[[], list[Call]],
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        self._path, self._manager, self._so_far = path, manager, so_far
+        self._max_bytes = max_bytes
         self._older: _Segment | None = None
-        self._newer = _Segment(manager.snapshot(), [])
+        self._newer = _Segment(manager.snapshot(), so_far(), [])
         self._bytes = 0
         self._write([])  # fails now if it cannot be written
 
     def add(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Notes a call that is about to be made. Takes copies of what it is given."""
-        if self._bytes > _MAX_BYTES:
-            self._older, self._newer = self._newer, _Segment(self._manager.snapshot(), [])
+        if self._bytes > self._max_bytes:
+            self._older = self._newer
+            self._newer = _Segment(self._manager.snapshot(), self._so_far(), [])
             self._bytes = 0
         args = [_copy(value) for value in args]
         kwargs = {key: _copy(value) for key, value in kwargs.items()}
@@ -57,21 +73,24 @@ class Recording:
 
     def _write(self, end: list[dict[str, Any]]) -> None:
         first = self._older or self._newer
-        calls = [*(self._older.calls if self._older else ()), *self._newer.calls]
-        lines = [{"format": FORMAT, "snapshot": base64.b64encode(first.snapshot).decode()}]
-        lines += [{"call": name, "args": args, "kwargs": kwargs} for name, args, kwargs in calls]
-        with self._path.open("w") as file:
-            for line in [*lines, *end]:
-                file.write(json.dumps(line, default=_to_json) + "\n")
+        calls = first.so_far + first.calls + (self._newer.calls if self._older else [])
+        lines = [{"call": name, "args": args, "kwargs": kwargs} for name, args, kwargs in calls]
+        body = "".join(json.dumps(line, default=_to_json) + "\n" for line in [*lines, *end])
+        header = {
+            "format": FORMAT,
+            "checksum": zlib.crc32(body.encode()),
+            "snapshot": base64.b64encode(first.snapshot).decode(),
+        }
+        self._path.write_text(json.dumps(header) + "\n" + body)
 
 
 def _copy(value: Any) -> Any:
     """A value that later changes of the caller's cannot reach."""
     if isinstance(value, np.ndarray):
         return value.copy()
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)):
         return [_copy(item) for item in value]
-    return value
+    return _unreadable(value) if isinstance(value, dict) else value
 
 
 def _size(value: Any) -> int:
@@ -89,7 +108,11 @@ def _to_json(value: Any) -> Any:
         return {"hex": bytes(value).hex()}
     if isinstance(value, np.generic):
         return value.item()
-    # An argument that the manager refuses; the call will be refused again.
+    return _unreadable(value)
+
+
+def _unreadable(value: Any) -> dict[str, str]:
+    """For an argument that the manager refuses; the call will be refused again."""
     return {"unreadable": repr(value)[:200]}
 
 

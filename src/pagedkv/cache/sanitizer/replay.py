@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import base64
 import json
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pagedkv.cache.errors import SanitizerError
 from pagedkv.cache.manager import BlockManager
-from pagedkv.cache.sanitizer.recording import FORMAT, from_json
+from pagedkv.cache.sanitizer.recording import FORMAT, Call, from_json
+from pagedkv.cache.sanitizer.sanitizer import REFUSALS
 from pagedkv.cache.sanitizer.watch import Watch
-from pagedkv.errors import ConfigError, PagedKVError
+from pagedkv.errors import ConfigError
 
-_VERBS = frozenset(name for name in vars(Watch) if name in vars(BlockManager))
+_VERBS = frozenset(name for name in vars(Watch) if name[0] != "_" and name in vars(BlockManager))
 _REPORTS = frozenset({"begin_step", "check_copies", "check_writes", "check_reads", "check_blocks"})
 
 
@@ -36,39 +38,52 @@ def replay(path: str | Path) -> Replay:
     Calls that the manager refused when they were recorded are refused again, and passed over.
     ConfigError: the file is no replay log, of another version, or damaged. OSError: unreadable.
     """
-    lines = _read(Path(path))
-    manager = _restore(lines[0], path)
-    recorded = None
-    for number, line in enumerate(lines[1:]):
-        if "error" in line:
-            recorded = str(line["error"])
-            continue
+    header, calls, recorded = _read(Path(path))
+    manager = _restore(header, path)
+    for number, (name, args, kwargs) in enumerate(calls, 1):
+        target = manager if name in _VERBS else manager.sanitizer
         try:
-            _call(manager, line)
+            getattr(target, name)(*args, **kwargs)
         except SanitizerError as error:
-            last = lines[-1].get("error")
-            return Replay(number + 1, error, None if last is None else str(last))
-        except ConfigError:
-            raise
-        except (PagedKVError, ValueError, KeyError):
+            return Replay(number, error, recorded)
+        except REFUSALS:
             continue
-    return Replay(len(lines) - 1 - (recorded is not None), None, recorded)
+    return Replay(len(calls), None, recorded)
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
-    lines: list[dict[str, Any]] = []
-    for number, text in enumerate(path.read_text(errors="replace").splitlines(), 1):
-        try:
-            line = json.loads(text)
-        except ValueError as error:
-            raise ConfigError(f"{path}: line {number} is damaged or cut off: {error}") from error
-        if not isinstance(line, dict):
-            raise ConfigError(f"{path}: line {number} is {text[:80]!r}, not a call")
-        lines.append(line)
-    if not lines or lines[0].get("format") != FORMAT:
-        found = lines[0].get("format") if lines else None
-        raise ConfigError(f"{path} is no {FORMAT!r}: its format is {found!r}")
-    return lines
+def _read(path: Path) -> tuple[dict[str, Any], list[Call], str | None]:
+    """The header, the calls and the error of a log."""
+    first, _, body = path.read_text(errors="replace").partition("\n")
+    header = _line(first, path, 1)
+    if header.get("format") != FORMAT:
+        raise ConfigError(f"{path} is no {FORMAT!r}: its format is {header.get('format')!r}")
+    if zlib.crc32(body.encode()) != header.get("checksum"):
+        raise ConfigError(f"{path} is damaged or cut off: its checksum is not that of its calls")
+    lines = [_line(text, path, n) for n, text in enumerate(body.splitlines(), 2)]
+    recorded = str(lines.pop()["error"]) if lines and "error" in lines[-1] else None
+    return header, [_call(line, path, n) for n, line in enumerate(lines, 2)], recorded
+
+
+def _line(text: str, path: Path, number: int) -> dict[str, Any]:
+    try:
+        line = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{path}: line {number} is damaged or cut off: {error}") from error
+    if not isinstance(line, dict):
+        raise ConfigError(f"{path}: line {number} is {text[:80]!r}, not a call")
+    return line
+
+
+def _call(line: dict[str, Any], path: Path, number: int) -> Call:
+    name, args, kwargs = line.get("call"), line.get("args"), line.get("kwargs")
+    if not isinstance(name, str) or name not in _VERBS | _REPORTS:
+        raise ConfigError(f"{path}: line {number} calls {name!r}, which a replay log does not have")
+    if not isinstance(args, list) or not isinstance(kwargs, dict):
+        raise ConfigError(f"{path}: line {number} is {str(line)[:80]!r}, not a call")
+    try:
+        return name, from_json(args), {key: from_json(value) for key, value in kwargs.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: an argument in line {number} is damaged: {error}") from error
 
 
 def _restore(header: dict[str, Any], path: str | Path) -> BlockManager:
@@ -77,17 +92,3 @@ def _restore(header: dict[str, Any], path: str | Path) -> BlockManager:
         return BlockManager.restore(snapshot, sanitize=True)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path}: its snapshot cannot be restored: {error}") from error
-
-
-def _call(manager: BlockManager, line: dict[str, Any]) -> None:
-    name, sanitizer = line.get("call"), manager.sanitizer
-    args, kwargs = from_json(line.get("args")), line.get("kwargs")
-    if not isinstance(args, list) or not isinstance(kwargs, dict) or sanitizer is None:
-        raise ConfigError(f"{str(line)[:80]!r} is not a call")
-    kwargs = {key: from_json(value) for key, value in kwargs.items()}
-    if name in _VERBS:
-        getattr(manager, name)(*args, **kwargs)
-    elif name in _REPORTS:
-        getattr(sanitizer, name)(*args, **kwargs)
-    else:
-        raise ConfigError(f"{name!r} is not a call that a replay log has")

@@ -9,19 +9,24 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import numpy as np
 
 from pagedkv.cache.errors import InvariantError, Misuse
-from pagedkv.cache.sanitizer.access import Access
+from pagedkv.cache.sanitizer.access import Access, Export
+from pagedkv.cache.sanitizer.checks import Checks
 from pagedkv.cache.sanitizer.rebuild import rebuild
-from pagedkv.cache.sanitizer.recording import Recording
-from pagedkv.cache.sanitizer.report import Reporter
+from pagedkv.cache.sanitizer.recording import MAX_BYTES, Call, Recording
+from pagedkv.cache.sanitizer.report import NO_STEP, Reporter
 from pagedkv.cache.sanitizer.shadow import Shadow
 from pagedkv.cache.sanitizer.watch import Watch
 from pagedkv.cache.table import int_array
 from pagedkv.cache.types import Int32, Int64
+from pagedkv.errors import PagedKVError
 
 if TYPE_CHECKING:
     from pagedkv.cache.manager import BlockManager
 
 _R = TypeVar("_R")
+
+# How a verb refuses what it is given (TypeError: arguments that it does not have).
+REFUSALS = (PagedKVError, ValueError, KeyError, TypeError)
 
 # `check` recomputes everything in O(pool), so it runs after every call only in a small pool, and in
 # a larger one seldom enough to cost less than the calls between.
@@ -30,15 +35,14 @@ _BLOCKS_A_CALL = 2
 
 
 class Stamp:
-    """What an exported table was made of. Belongs to the export."""
+    """Knows what an exported table was made of. Belongs to the export."""
 
-    def __init__(self, owner: Sanitizer, rows: Int64, seqs: Int64, stamps: Int64) -> None:
-        self._owner, self._rows, self._seqs, self._stamps = owner, rows, seqs, stamps
-        self._site, self._step = owner.report.sites.here("tables"), owner.report.step
+    def __init__(self, owner: Sanitizer, export: Export) -> None:
+        self._owner, self._export = owner, export
 
     def verify(self) -> None:
         """SanitizerError if a row has changed, or its sequence was closed, since the export."""
-        self._owner.verify_stamp(self._rows, self._seqs, self._stamps, self._site, self._step)
+        self._owner.verify_export(self._export)
 
 
 class Sanitizer:
@@ -60,6 +64,7 @@ class Sanitizer:
         )
         self.report = Reporter(self._shadow)
         self._watch = Watch(manager, self._shadow, self.report)
+        self._checks = Checks(manager, self._shadow, self.report)
         self._access = Access(self._shadow, self.report)
         self._calls = 0
         small = manager.num_blocks <= _SMALL_POOL
@@ -72,18 +77,24 @@ class Sanitizer:
     ) -> _R:
         """Runs a verb of the manager and compares what it did with what it promises."""
         self._record(verb, args, kwargs)
-        result = method(self._manager, *args, **kwargs)
+        try:
+            result = method(self._manager, *args, **kwargs)
+        except Exception as error:
+            self.report.site = self.report.sites.here(verb)
+            if not isinstance(error, REFUSALS):
+                self.fail(Misuse.BROKEN_INVARIANT, f"{verb} ended with {error!r}")
+            self._check_at_times()
+            raise
         self.report.site = self.report.sites.here(verb)
         getattr(self._watch, verb)(result, *args, **kwargs)
-        self._calls += 1
-        if self._calls % self._check_every == 0:
-            self.check()
+        self._check_at_times()
         return result
 
     def restored(self) -> None:
         """The manager has taken over a saved state: so does the shadow."""
         rebuild(self._shadow, self._manager)
         self._watch.leases = dict(self._manager.leases)
+        self.check()
 
     def check(self) -> None:
         """The manager's own `check`, then every row, count and lease against the shadow."""
@@ -107,36 +118,48 @@ class Sanitizer:
                     Misuse.BROKEN_INVARIANT,
                     f"{name} at {at}: {theirs[tuple(at)]}, {mine[tuple(at)]} by the calls made",
                 )
+        self._checks.published(np.flatnonzero(pool.extents))
 
     def check_idle(self) -> None:
         """Nothing is to do any more: an open sequence or a held block is a leak."""
         for seq in self._shadow.seqs[self._shadow.seqs > 0].tolist():
             self.report.fail(Misuse.LEAK, f"nothing is to do, sequence {seq} is open", seq=seq)
-        self._watch.check_nothing_held()
+        self._checks.nothing_held()
 
     def begin_step(self, index: int) -> None:
         """Names the engine's step in what is reported from now on."""
         self._record("begin_step", (index,), {})
         self.report.step = index
 
-    def record(self, path: str | Path) -> None:
+    def record(self, path: str | Path, max_bytes: int = MAX_BYTES) -> None:
         """Saves the state and the calls since to `path` when an error is found.
 
+        max_bytes: of calls, after which a new state is saved; at least as much is kept.
         `pagedkv replay` runs such a file. Raises OSError if it cannot be written.
         """
-        self.report.recording = Recording(Path(path), self._manager)
+        self.report.recording = Recording(Path(path), self._manager, self._so_far, max_bytes)
 
     # ---- the kernels' side --------------------------------------------------------------------
 
     def stamp(self, rows: Int64) -> Stamp:
         """For a table that is being exported."""
-        table = self._manager.table
-        return Stamp(self, rows.copy(), table.seqs[rows], table.stamps[rows])
+        table, shadow = self._manager.table, self._shadow
+        width = max((shadow.num_blocks(row) for row in rows.tolist()), default=0)
+        return Stamp(
+            self,
+            Export(
+                rows.copy(),
+                table.seqs[rows],
+                table.stamps[rows],
+                table.blocks[rows, :width],
+                self.report.sites.here("tables"),
+                self.report.step,
+            ),
+        )
 
-    def verify_stamp(self, rows: Int64, seqs: Int64, stamps: Int64, site: int, step: int) -> None:
+    def verify_export(self, export: Export) -> None:
         self.report.site = self.report.sites.here("the use of an exported table")
-        now = self._manager.table.stamps[rows]
-        self._access.stamp_is_current(seqs, stamps, now, site, step)
+        self._access.export_is_current(export, self._manager.table.stamps[export.rows])
 
     def check_copies(self, copies: Int32) -> None:
         """Copies about to be made, int32 [c, 3]: source, destination, filled slots."""
@@ -146,7 +169,6 @@ class Sanitizer:
         self, seqs: Sequence[int] | Int64, counts: Sequence[int] | Int32 | Int64, slots: Int64
     ) -> None:
         """Slots about to be written, flat int64 [sum counts], in the order of the sequences."""
-        self._watch.writes_reported = True
         self._kernel("check_writes", (int_array(seqs, "seqs"), int_array(counts, "counts"), slots))
 
     def check_reads(
@@ -183,10 +205,27 @@ class Sanitizer:
 
     # ---- parts --------------------------------------------------------------------------------
 
+    def _check_at_times(self) -> None:
+        self._calls += 1
+        if self._calls % self._check_every == 0:
+            self.check()
+
     def _kernel(self, name: str, args: tuple[Any, ...]) -> None:
         self._record(name, args, {})
         self.report.site = self.report.sites.here(name)
         getattr(self._access, name.removeprefix("check_"))(*args)
+
+    def _so_far(self) -> list[Call]:
+        """Calls that tell the sanitizer of a restored manager what was reported of this step."""
+        calls: list[Call] = []
+        if self.report.step != NO_STEP:
+            calls.append(("begin_step", (self.report.step,), {}))
+        copies, *writes = self._access.reported()
+        if len(copies):
+            calls.append(("check_copies", (copies,), {}))
+        if self._shadow.writes_reported:
+            calls.append(("check_writes", tuple(writes), {}))
+        return calls
 
     def _take(self, flags: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[Int32, Int64, Int32]:
         blocks = np.flatnonzero(flags & (self._manager.pool.extents > 0)).astype(np.int32)

@@ -57,6 +57,7 @@ class Shadow:
         self.copy_sources = np.zeros(max_seqs, np.int64)
         self.copied = np.zeros(max_seqs, np.bool_)  # the pending copy was reported as done
         self.written = np.full(max_seqs, NOT_REPORTED, np.int64)  # tokens of the reservation
+        self.writes_reported = False  # an engine tells of its writes: then none may be missing
         self.public = np.zeros(max_seqs, np.int64)  # leading tokens without a namespace
         self.row_spaces = np.zeros((max_seqs, 2), np.int32)  # of the public and the private part
         self.outdated_rows = np.zeros(max_seqs, np.bool_)  # what they compute is outdated
@@ -93,6 +94,12 @@ class Shadow:
         index, offset = np.divmod(starts[owner] + place, self.block_size)
         slots: Int64 = self.blocks[rows[owner], index].astype(np.int64) * self.block_size + offset
         return slots
+
+    def end_reservations(self, rows: Int64) -> None:
+        """Nothing is reserved any more; what was reported of it is forgotten."""
+        self.reserved[rows] = 0
+        self.copied[rows] = False
+        self.written[rows] = NOT_REPORTED
 
     def set_entries(self, rows: Int64, at: Int64, blocks: Int32) -> Moved:
         """Sets entries (row, at), counts their blocks, and returns those that changed."""

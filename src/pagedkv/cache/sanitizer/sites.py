@@ -69,4 +69,4 @@ class Trail:
         when = "" if self.steps[at] < 0 else f" in step {self.steps[at]}"
         whose = f", sequence {self.seqs[at]}" if self.seqs[at] else ""
         first, *rest = sites.lines(int(self.sites[at]))
-        return [f"{what}{when}{whose}, by {first}", *rest]
+        return [f"{what}{when}{whose}, by {first}", *(f"  {line}" for line in rest)]

@@ -11,20 +11,21 @@ leads nowhere else, is in docs/decisions/0060-the-exhaustive-small-scope.md.
 
 from __future__ import annotations
 
-import pickle
-from array import array
 from collections.abc import Iterator
 from functools import partial
 from hashlib import blake2b
-from itertools import combinations, permutations, product
+from itertools import chain, combinations, permutations, product
 from typing import Any, NamedTuple
 
 import numpy as np
+from manager_memory import Memory
+from wrong_calls import wrong_calls
 
 from pagedkv.cache import BlockManager, OutOfBlocks
 from pagedkv.cache.index import ROOT
 
 Word = tuple[int, ...]
+Reserve = tuple[Word, Word]  # places of sequences, tokens for each
 ALPHABET = (0, 1)
 _SCRIBBLE = (-1,)
 
@@ -59,62 +60,6 @@ class Frozen(NamedTuple):
     stored: tuple[Word | None, ...]
 
 
-class Memory:
-    """Saves and reloads a manager in place, many times faster than `snapshot` and `restore`.
-
-    Walks its objects once, moves all their arrays into one buffer, and knows nothing else about
-    them; an attribute of a kind that it cannot save is an error.
-    """
-
-    def __init__(self, manager: BlockManager) -> None:
-        self._buffer = bytearray(1 << 14)
-        self._used = 0
-        self._moved: dict[int, tuple[np.ndarray, int]] = {}  # by id: the array, its place
-        self._objects: list[tuple[Any, list[str]]] = []
-        self._walk(manager, set())
-
-    def _walk(self, value: Any, seen: set[int]) -> None:
-        if id(value) in seen:
-            return
-        seen.add(id(value))
-        plain = []
-        for name in getattr(value, "__dict__", None) or value.__slots__:
-            part = getattr(value, name)
-            if isinstance(part, np.ndarray):
-                object.__setattr__(value, name, self._move(part))
-            elif type(part).__module__.startswith("pagedkv."):
-                self._walk(part, seen)
-            elif part is None or isinstance(part, str):
-                continue  # the sanitizer that is not there, and a setting
-            elif isinstance(part, int | list | dict | array):
-                plain.append(name)
-            else:
-                raise TypeError(f"{type(value).__name__}.{name} is a {type(part).__name__}")
-        if hasattr(value, "__dict__"):
-            self._objects.append((value, plain))
-
-    def _move(self, part: np.ndarray) -> np.ndarray:
-        """The same array, or view of an array, in the buffer."""
-        owner = part if part.base is None else part.base
-        if id(owner) not in self._moved:
-            self._moved[id(owner)] = owner, self._used
-            self._used += -(-owner.nbytes // 8) * 8
-        place = self._moved[id(owner)][1]
-        place += part.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
-        moved = np.ndarray(part.shape, part.dtype, self._buffer, place, part.strides)
-        moved[...] = part
-        return moved
-
-    def save(self) -> tuple[bytes, bytes]:
-        plain = [[getattr(value, name) for name in names] for value, names in self._objects]
-        return bytes(self._buffer[: self._used]), pickle.dumps(plain, 5)
-
-    def load(self, arrays: bytes, plain: bytes) -> None:
-        memoryview(self._buffer)[: self._used] = arrays
-        for (value, names), parts in zip(self._objects, pickle.loads(plain), strict=True):
-            value.__dict__.update(zip(names, parts, strict=True))
-
-
 class Explorer:
     """Runs one action after another on one manager; `explore` runs them all."""
 
@@ -126,7 +71,6 @@ class Explorer:
         self.sequences: list[Sequence] = []
         self.stored: list[Word | None] = [None] * ((scope.num_blocks + 1) * self.size)
         self.states = self.transitions = 0
-        self.refused = False  # the last action
 
     def explore(self) -> None:
         """Visits every reachable state once and takes every transition out of it."""
@@ -137,23 +81,27 @@ class Explorer:
             found = []
             for state in frontier:
                 self.states += 1
-                self.thaw(state)
-                before = key = self.key()
-                for action in list(self.actions()):
-                    if key != before:  # after a refusal nothing has to be undone
-                        self.thaw(state)
-                    self.take(action)
-                    key = self.key()
-                    assert key == before or not self.refused, "a refusal changed something"
+                for _, key in self.successors(state):
                     if key not in seen:
                         seen.add(key)
                         self.inspect()
                         found.append(self.freeze())
             frontier = found
 
+    def successors(self, state: Frozen) -> Iterator[tuple[partial[None], bytes]]:
+        """Each action that succeeds and the key of where it leads; the manager stands there."""
+        self.thaw(state)
+        granted, refused = self.reservations()
+        self.refuse(refused)
+        assert self.memory.save() == (state.arrays, state.plain), "a refusal changed something"
+        for nth, action in enumerate([*granted, *self.actions()]):
+            if nth:
+                self.thaw(state)
+            self.take(action)
+            yield action, self.key()
+
     def take(self, action: partial[None]) -> None:
         self.transitions += 1
-        self.refused = False
         try:
             action()
             self.wipe_free()
@@ -161,6 +109,25 @@ class Explorer:
         except Exception as error:
             error.add_note(f"{action.func.__name__}{action.args} after {self.sequences}")
             raise
+
+    def refuse(self, reservations: list[Reserve]) -> None:
+        """Makes every call that is wrong here."""
+        self.transitions += len(reservations)
+        for places, counts in reservations:
+            self.refused_rightly(dict(zip(places, counts, strict=True)))
+            seqs = [self.sequences[i].seq for i in places]
+            self.expect(OutOfBlocks, partial(self.manager.reserve, seqs, counts))
+        for kind, call in wrong_calls(self.manager, self.sequences):
+            self.expect(kind, call)
+
+    def expect(self, kind: type[Exception], call: partial[Any]) -> None:
+        try:
+            call()
+        except kind:
+            return
+        raise AssertionError(
+            f"{call.func.__name__}{call.args} was not refused after {self.sequences}"
+        )
 
     def key(self) -> bytes:
         self.manager.table.found[:] = 0
@@ -188,9 +155,6 @@ class Explorer:
                 yield partial(self.open, word)
             for i in idle:
                 yield partial(self.fork, i)
-        for n in range(1, len(idle) + 1):
-            for places in self.orders(idle, n):
-                yield from self.reservations(places)
         for i in busy:
             yield partial(self.cancel, i)
             for j in range(self.sequences[i].reserved + 1):
@@ -208,24 +172,30 @@ class Explorer:
             yield partial(self.evict)
 
     def orders(self, idle: list[int], n: int) -> Iterator[Word]:
-        """Groups of n; in every order if all have a partly filled tail to write to or copy."""
+        """Groups of n; those that have a partly filled tail to write to or copy in every order."""
         for places in combinations(idle, n):
-            if all(len(self.sequences[i].tokens) % self.size for i in places):
-                yield from permutations(places)
-            else:
-                yield places
+            writers = [i for i in places if len(self.sequences[i].tokens) % self.size]
+            others = [i for i in places if i not in writers]
+            for order in permutations(writers):
+                yield (*order, *others)
 
-    def reservations(self, places: Word) -> Iterator[partial[None]]:
-        """Of those that are refused only the least: whatever asks for more is refused too."""
-        seqs = [self.sequences[i].seq for i in places]
-        refused: list[Word] = []
-        for counts in product(*(self.counts(i, len(places) > 1) for i in places)):
-            if any(all(a <= b for a, b in zip(least, counts, strict=True)) for least in refused):
-                continue
-            promised = self.manager.can_reserve(seqs, counts)
-            if not promised:
-                refused.append(counts)
-            yield partial(self.reserve, places, counts, promised)
+    def reservations(self) -> tuple[list[partial[None]], list[Reserve]]:
+        """Those that succeed, and of the others only the least: what asks for more fails too."""
+        granted: list[partial[None]] = []
+        refused: list[Reserve] = []
+        idle = [i for i, s in enumerate(self.sequences) if not s.reserved]
+        for places in chain.from_iterable(self.orders(idle, n + 1) for n in range(len(idle))):
+            seqs = [self.sequences[i].seq for i in places]
+            least: list[Word] = []
+            for counts in product(*(self.counts(i, len(places) > 1) for i in places)):
+                if any(all(a <= b for a, b in zip(few, counts, strict=True)) for few in least):
+                    continue
+                if self.manager.can_reserve(seqs, counts):
+                    granted.append(partial(self.reserve, places, counts))
+                else:
+                    least.append(counts)
+            refused += [(places, counts) for counts in least]
+        return granted, refused
 
     def counts(self, i: int, joint: bool) -> list[int]:
         """Tokens to reserve; in a joint call only one count for each number of new blocks."""
@@ -267,16 +237,8 @@ class Explorer:
         (seq,) = self.manager.fork(parent.seq)
         self.sequences.append(parent._replace(seq=seq))
 
-    def reserve(self, places: Word, counts: Word, promised: bool) -> None:
-        seqs = [self.sequences[i].seq for i in places]
-        try:
-            result = self.manager.reserve(seqs, counts)
-        except OutOfBlocks:
-            self.refused = True
-            assert not promised, "refused although can_reserve said yes"
-            self.refused_rightly(dict(zip(places, counts, strict=True)))
-            return
-        assert promised, "succeeded although can_reserve said no"
+    def reserve(self, places: Word, counts: Word) -> None:
+        result = self.manager.reserve([self.sequences[i].seq for i in places], counts)
         slots, copies = result.slots.tolist(), result.copies.tolist()
         assert not {c[0] for c in copies} & {c[1] for c in copies}
         destinations = {copy[1]: copy for copy in copies}

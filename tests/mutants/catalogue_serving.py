@@ -8,6 +8,8 @@ _SCHEDULER = "scheduling/test_scheduler.py::test_"
 _SCHEDULING = "scheduling/test_known_faults.py::test_"
 _CORE = "engine/test_core_loop.py::test_"
 _BEAMS = "scheduling/test_beams.py::test_"
+_SIBLINGS = "scheduling/test_siblings.py::test_"
+_NAMESPACES = "scheduling/test_namespaces.py::test_"
 _MACHINE = "engine/test_memory_machine.py::test_"
 
 MUTANTS = (
@@ -70,6 +72,47 @@ MUTANTS = (
         "border = len(whole) - open_",
         "border = len(whole)",
         ("engine/test_output_stops.py::test_stop_string_over_several_tokens",),
+    ),
+    # ---- siblings and namespaces
+    Mutant(
+        "a request waits without end for others",
+        ("bounded waiting", "progress"),
+        "scheduling/policies/fcfs.py",
+        "return request.num_passings < MAX_PASSINGS",
+        "return True",
+        (_SIBLINGS + "nobody_is_passed_over_more_often_than_the_limit",),
+    ),
+    Mutant(
+        "a request waits for another tenant's private tokens",
+        ("isolation",),
+        "scheduling/siblings.py",
+        "return public, None if public else request.namespace, tokens.tobytes()",
+        "return public, None, tokens.tobytes()",
+        (_NAMESPACES + "what_a_tenant_computes_does_not_depend_on_the_private_text_of_another",),
+    ),
+    Mutant(
+        "who waits loses its seat to strangers",
+        ("bounded waiting",),
+        "scheduling/scheduler.py",
+        "if self.num_samples + seats + len(request.live) > self.config.seats:",
+        "if self.num_samples + len(request.live) > self.config.seats:",
+        (_SIBLINGS + "a_sibling_does_not_hold_up_strangers_and_keeps_its_place",),
+    ),
+    Mutant(
+        "a request waits for blocks that will have no name",
+        ("progress",),
+        "scheduling/siblings.py",
+        "if self._manager.publishes(branch.seq):",
+        "if True:",
+        (_SIBLINGS + "a_leader_whose_blocks_get_no_names_is_not_waited_for",),
+    ),
+    Mutant(
+        "tenant and salt are not framed",
+        ("isolation", "key completeness"),
+        "scheduling/namespaces.py",
+        'return b"\\1" + len(data).to_bytes(8) + data',
+        "return data",
+        (_NAMESPACES + "pairs_that_run_together_differ",),
     ),
     # ---- beams
     Mutant(

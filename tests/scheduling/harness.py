@@ -72,6 +72,7 @@ class Run:
         executor: ToyExecutor | None = None,
         errors_ok: bool = False,
         sanitize: bool = False,
+        public_prefixes: tuple[tuple[int, ...], ...] = (),
     ) -> None:
         self.manager = BlockManager(
             num_blocks,
@@ -80,7 +81,7 @@ class Run:
             max_seqs=max_num_seqs,
             sanitize=sanitize,
         )
-        config = SchedulerConfig(max_num_seqs, budget, max_model_len, eos, VOCAB)
+        config = SchedulerConfig(max_num_seqs, budget, max_model_len, eos, VOCAB, public_prefixes)
         self.scheduler = Scheduler(self.manager, config)
         self.toy = executor or ToyExecutor(num_blocks, block_size, VOCAB)
         self.toy.sanitizer = self.manager.sanitizer
@@ -96,11 +97,26 @@ class Run:
     # Driving
 
     def add(
-        self, name: str, prompt: Iterable[int], seed: int = 0, tenant: str | None = None, **params
+        self,
+        name: str,
+        prompt: Iterable[int],
+        seed: int = 0,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
+        **params,
     ) -> None:
         params.setdefault("temperature", 0.0)
+        wanted = SamplingParams(**params)
         self.core.send(
-            Add(name, tuple(prompt), SamplingParams(**params), self.sent, seed, tenant=tenant)
+            Add(
+                name,
+                tuple(prompt),
+                wanted,
+                self.sent,
+                seed,
+                tenant=tenant,
+                cache_salt=cache_salt,
+            )
         )
         self.sent += 1
 

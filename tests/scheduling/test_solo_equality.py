@@ -87,7 +87,7 @@ def test_random_arrivals_aborts_and_preemptions(seed, block_size, num_blocks, bu
 def test_forced_preemption_at_every_step_of_a_short_run(block_size, n):
     prompt, params = [1, 2, 3, 4, 5, 6, 7], {"temperature": 1.0, "max_tokens": 4, "n": n}
     other = [1, 2, 3, 4, 9], {"temperature": 0.0, "max_tokens": 6, "n": 1}
-    steps, forced_at = 10, 0
+    steps, forced_at = 12, 0
     for at in range(steps):
         run = Run(num_blocks=40, block_size=block_size, budget=5)
         run.add("other", other[0], **other[1])

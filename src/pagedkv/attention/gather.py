@@ -41,6 +41,7 @@ class GatherPlan:
     slots: torch.Tensor
     calls: tuple[_Call, ...]
     owner: GatherBackend
+    num_shared_spans: int = 0  # every row reads its own
 
 
 class GatherBackend:

@@ -50,7 +50,12 @@ class AttentionBatch:
 
 
 class Plan(Protocol):
-    """What a backend prepared for one step; opaque outside the backend."""
+    """What a backend prepared for one step; all else of it is opaque outside the backend."""
+
+    @property
+    def num_shared_spans(self) -> int:
+        """Spans of positions whose K/V is read once for several rows."""
+        ...
 
 
 class AttentionBackend(Protocol):

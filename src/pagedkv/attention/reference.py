@@ -23,6 +23,7 @@ from pagedkv.attention.torch_store import TorchStore
 class ReferencePlan:
     batch: AttentionBatch
     owner: ReferenceBackend
+    num_shared_spans: int = 0  # every row reads its own
 
 
 class ReferenceBackend:

@@ -139,6 +139,14 @@ class BlockManager:
         """Tokens that `open` found."""
         return int(self.table.found[self._row(seq)])
 
+    def publishes(self, seq: SeqId) -> bool:
+        """Whether the block that the sequence fills next will get a name: its parent has one."""
+        row = self._row(seq)
+        full = int(self.table.lengths[row]) // self.block_size
+        if not self.prefix_caching or not full:
+            return self.prefix_caching and not self.table.outdated[row]
+        return bool(self.pool.extents[self.table.blocks[row, full - 1]] == self.block_size)
+
     def block_table(self, seq: SeqId) -> Int32:
         """Blocks of committed and reserved tokens: a read-only int32 view, no copy."""
         row = self._row(seq)

@@ -22,6 +22,7 @@ class Meter:
     slots_in_blocks: int = 0
     slots_unshared: int = 0
     slots_reserved: int = 0
+    shared_spans: int = 0
 
     def add(self, stats: StepStats) -> None:
         self.blocks_peak = max(self.blocks_peak, stats.blocks_peak)
@@ -30,6 +31,7 @@ class Meter:
         self.slots_in_blocks += stats.blocks_peak * self.block_size
         self.slots_unshared += stats.slots_unshared
         self.slots_reserved += stats.slots_reserved
+        self.shared_spans += stats.shared_spans
 
     @property
     def waste_paged(self) -> float:
@@ -59,6 +61,7 @@ class Usage:
     preemptions: int
     waste_paged: float
     waste_contiguous: float
+    shared_spans: int
 
     @classmethod
     def of(
@@ -80,6 +83,7 @@ class Usage:
             preemptions=meter.preemptions,
             waste_paged=meter.waste_paged,
             waste_contiguous=meter.waste_contiguous,
+            shared_spans=meter.shared_spans,
         )
 
     def table(self, max_model_len: int) -> Table:
@@ -94,6 +98,8 @@ class Usage:
             ("KV waste, paged", f"{self.waste_paged:.1%}"),
             (f"KV waste, {max_model_len:,} slots reserved", f"{self.waste_contiguous:.1%}"),
         ]
+        if self.shared_spans:
+            rows.append(("KV spans read once for several rows", f"{self.shared_spans:,}"))
         if self.preemptions:
             rows.insert(5, ("preemptions", f"{self.preemptions:,}"))
         for name, value in rows:

@@ -14,7 +14,7 @@ from pagedkv.cache import SanitizerError
 from pagedkv.errors import PagedKVError, RequestError
 from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, Message, StepStats
 from pagedkv.scheduling.scheduler import Scheduler
-from pagedkv.scheduling.step import Executor, Step
+from pagedkv.scheduling.step import Executor, Result, Step
 
 
 class _Use(NamedTuple):
@@ -90,14 +90,14 @@ class EngineCore:
             return None
         preempted = self.scheduler.stats.num_preemptions - preempted
         use = self._use(step)
-        duration = self._execute(step, now)
+        result = self._execute(step, now)
         manager, counts = self.scheduler.manager, self.scheduler.stats
         if manager.sanitizer is not None and not len(self.scheduler):
             manager.sanitizer.check_idle()
         return StepStats(
             step=step.index,
             now=now,
-            duration=duration,
+            duration=0.0 if result is None else result.duration,
             num_running=counts.num_running,
             num_waiting=counts.num_waiting,
             num_tokens=step.num_tokens,
@@ -110,6 +110,7 @@ class EngineCore:
             slots_filled=use.slots_filled,
             slots_unshared=use.slots_unshared,
             slots_reserved=use.slots_reserved,
+            shared_spans=0 if result is None else result.shared_spans,
         )
 
     def _apply(self, message: Message) -> None:
@@ -125,8 +126,8 @@ class EngineCore:
             case Drain():
                 self.scheduler.drain()
 
-    def _execute(self, step: Step, now: float) -> float:
-        """Computes a planned step; returns its duration in seconds."""
+    def _execute(self, step: Step, now: float) -> Result | None:
+        """Computes a planned step; None: it failed."""
         try:
             result = self.executor.collect(self.executor.submit(step))
         except SanitizerError as error:  # not the fault of the step's requests alone
@@ -136,13 +137,13 @@ class EngineCore:
         except Exception as error:
             message = f"step {step.index} failed: {type(error).__name__}: {error}"
             self._deltas += self.scheduler.fail(message, now)
-            return 0.0
+            return None
         except BaseException as error:  # an interrupt: leave a usable engine behind
             message = f"step {step.index} was interrupted by {error!r}"
             self._deltas += self.scheduler.fail(message, now)
             raise
         self._deltas += self.scheduler.commit(result, now)
-        return result.duration
+        return result
 
     def _release_ids(self, deltas: list[Delta]) -> None:
         """The ids of requests that have ended are free for new ones: their ends are handed out."""

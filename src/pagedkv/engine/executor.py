@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from pagedkv.attention.interface import AttentionBackend, AttentionBatch
+from pagedkv.attention.interface import AttentionBackend, AttentionBatch, Plan
 from pagedkv.engine.sampler import Draw, draw_all, log_softmax, score_token
 from pagedkv.models.decoder import Decoder
 from pagedkv.scheduling.step import Float32, PromptScore, Result, Step, TableMirror, Ticket
@@ -45,16 +45,20 @@ class ModelExecutor:
             raise RuntimeError(f"step {ticket} is not in flight")
         (step, batch), self._pending = self._pending, None
         start = time.perf_counter()
-        logits, index = self._forward(step, batch)
+        plan = self._plan(step, batch)
+        logits, index = self._forward(step, plan)
         draws = draw_all(logits, [index[r] for r in _last_tokens(step)], step.samples)
         scores = tuple(_score_prompt(step, score, logits, index) for score in step.prompt_scores)
-        return _result(step, draws, scores, time.perf_counter() - start)
+        duration = time.perf_counter() - start
+        return _result(step, draws, scores, duration, plan.num_shared_spans)
 
-    def _forward(self, step: Step, batch: AttentionBatch) -> tuple[torch.Tensor, dict[int, int]]:
-        """Logits of the tokens that are sampled or scored, and the row of each of them."""
+    def _plan(self, step: Step, batch: AttentionBatch) -> Plan:
         if len(step.copies):
             self._backend.copy_blocks(step.copies)
-        plan = self._backend.plan(batch)
+        return self._backend.plan(batch)
+
+    def _forward(self, step: Step, plan: Plan) -> tuple[torch.Tensor, dict[int, int]]:
+        """Logits of the tokens that are sampled or scored, and the row of each of them."""
         wanted = sorted({*_last_tokens(step), *_scored_tokens(step)})
         logits = self._decoder.forward(
             torch.from_numpy(step.tokens),
@@ -99,7 +103,11 @@ def _score_prompt(
 
 
 def _result(
-    step: Step, draws: list[Draw], scores: tuple[tuple[Scored, ...], ...], duration: float
+    step: Step,
+    draws: list[Draw],
+    scores: tuple[tuple[Scored, ...], ...],
+    duration: float,
+    shared_spans: int,
 ) -> Result:
     drawn = [draw for draw in draws if draw.error is None]
     counts = [draw.error is None for draw in draws]
@@ -115,4 +123,5 @@ def _result(
             if draw.error is not None
         },
         duration=duration,
+        shared_spans=shared_spans,
     )

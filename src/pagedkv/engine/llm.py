@@ -19,7 +19,7 @@ from pagedkv.engine.llm_engine import LLMEngine
 from pagedkv.engine.machine import THREADS_VARIABLE, machine_memory, num_threads
 from pagedkv.engine.memory import StartupReport, pool_blocks, show_bytes
 from pagedkv.engine.output import RequestOutput
-from pagedkv.engine.requests import ChatMessages, Prepared, Prompt
+from pagedkv.engine.requests import ChatMessages, Prepared, Prompt, read_prefixes
 from pagedkv.engine.sanitized import SanitizedBackend
 from pagedkv.errors import ConfigError, ModelError, RequestError
 from pagedkv.models.linear import linear_kernels
@@ -57,6 +57,7 @@ class LLM:
     max_num_seqs: samples that run at once, at most max_num_batched_tokens of them.
     max_num_batched_tokens: token budget of a step.
     deterministic: results are bit-identical whatever else runs; with the native backend only.
+    public_prefixes: beginnings of prompts, as prompts are given, whose K/V all tenants share.
     seed: from it the seeds of requests that bring none are drawn.
     sanitize: check every use of a block (`pagedkv.cache.sanitizer`): a wrong block table raises
         SanitizerError, with a report. For tests and debugging. PAGEDKV_SANITIZE=1 asks for it too.
@@ -84,6 +85,7 @@ class LLM:
         enable_prefix_caching: bool = True,
         attention_backend: str = "auto",
         deterministic: bool = False,
+        public_prefixes: Sequence[Prompt] = (),
         seed: int = 0,
         sanitize: bool = False,
         replay_log: str | Path | None = None,
@@ -135,6 +137,7 @@ class LLM:
             max_model_len=max_model_len,
             eos_token_ids=config.eos_token_ids,
             vocab_size=config.vocab_size,
+            public_prefixes=read_prefixes(loaded.tokenizer, public_prefixes),
         )
         table_bytes = 4 * scheduling.seats * width
         if table_bytes > memory.available:
@@ -197,22 +200,28 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
         on_step: OnStep | None = None,
     ) -> list[RequestOutput]:
         """Runs prompts to their end; results are in the order of the prompts.
 
         prompts: text, {"prompt": text}, {"prompt_token_ids": [...]}, or a list of these.
         sampling_params: one for all or one a prompt. on_step: see `run`.
+        tenant, cache_salt: of all the prompts, see `LLMEngine.add_request`.
         RequestError names the prompt that cannot run; none of the list has been started then.
         When the call is interrupted its requests are aborted and their blocks released.
         """
-        return self.run(self.prepare(prompts, sampling_params), on_step=on_step)
+        prepared = self.prepare(prompts, sampling_params, tenant=tenant, cache_salt=cache_salt)
+        return self.run(prepared, on_step=on_step)
 
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams | Sequence[BeamSearchParams],
         *,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
         on_step: OnStep | None = None,
     ) -> list[RequestOutput]:
         """Like `generate`; the outputs of a prompt are its hypotheses, best first, with `score`.
@@ -224,13 +233,16 @@ class LLM:
         for given in _listed("params", wanted, "BeamSearchParams, or one for each prompt"):
             if not isinstance(given, BeamSearchParams):
                 raise RequestError(f"params={given!r:.200} must be BeamSearchParams")
-        return self.run(self.prepare(prompts, params), on_step=on_step)
+        prepared = self.prepare(prompts, params, tenant=tenant, cache_salt=cache_salt)
+        return self.run(prepared, on_step=on_step)
 
     def chat(
         self,
         messages: ChatMessages | Sequence[ChatMessages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
         on_step: OnStep | None = None,
     ) -> list[RequestOutput]:
         """Like `generate`, for one conversation or several.
@@ -245,12 +257,17 @@ class LLM:
         if all(isinstance(message, Mapping) for message in conversations):
             conversations = [conversations]
         prompts = [self.engine.chat_prompt(conversation) for conversation in conversations]
-        return self.generate(prompts, sampling_params, on_step=on_step)
+        return self.generate(
+            prompts, sampling_params, tenant=tenant, cache_salt=cache_salt, on_step=on_step
+        )
 
     def prepare(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: AnyParams | Sequence[AnyParams] | None = None,
+        *,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
     ) -> list[Prepared]:
         """The requests of `generate` or `beam_search`, checked; nothing runs yet.
 
@@ -269,7 +286,11 @@ class LLM:
         for i, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
             try:
                 request_id = f"generate-{self._num_requests + i}"
-                prepared.append(self.engine.prepare(request_id, prompt, wanted))
+                prepared.append(
+                    self.engine.prepare(
+                        request_id, prompt, wanted, tenant=tenant, cache_salt=cache_salt
+                    )
+                )
             except RequestError as error:
                 if len(prompts) == 1:
                     raise

@@ -62,27 +62,49 @@ class LLMEngine:
         arrival_time: float | None = None,
         priority: int = 0,
         tenant: str | None = None,
+        cache_salt: str | None = None,
     ) -> None:
         """Queues a request; it runs from the next `step` on.
 
         arrival_time: seconds on the engine's clock, now by default; requests are served in its
         order. priority: kept with the request; first come, first served does not look at it.
-        tenant: requests of different tenants share no K/V.
+        tenant: requests of different tenants share no K/V but public prefixes. It is the caller's
+        to say who its client is; never take it from what a client has sent.
+        cache_salt: what the client gives; requests of a tenant share K/V only where it is equal.
         RequestError: it can never run as given, or its id is that of a request whose last output
         has not been returned yet. Nothing is allocated and nothing has changed then.
         """
         arrival = self.clock() if arrival_time is None else arrival_time
         self.submit(
             self._reader.read(
-                request_id, prompt, params, arrival=arrival, priority=priority, tenant=tenant
+                request_id,
+                prompt,
+                params,
+                arrival=arrival,
+                priority=priority,
+                tenant=tenant,
+                cache_salt=cache_salt,
             )
         )
 
     def prepare(
-        self, request_id: str, prompt: Prompt, params: SamplingParams | BeamSearchParams
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | BeamSearchParams,
+        *,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
     ) -> Prepared:
         """The checks of `add_request`, all but that of the id, without adding the request."""
-        return self._reader.read(request_id, prompt, params, arrival=self.clock())
+        return self._reader.read(
+            request_id,
+            prompt,
+            params,
+            arrival=self.clock(),
+            tenant=tenant,
+            cache_salt=cache_salt,
+        )
 
     @property
     def has_chat_template(self) -> bool:

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from pagedkv.errors import ModelError, RequestError
+from pagedkv.errors import ConfigError, ModelError, RequestError
 from pagedkv.scheduling.messages import Add
 from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
 
@@ -60,6 +60,7 @@ class RequestReader:
         arrival: float,
         priority: int = 0,
         tenant: str | None = None,
+        cache_salt: str | None = None,
     ) -> Prepared:
         if not isinstance(request_id, str) or not request_id:
             raise RequestError(f"request_id={request_id!r} must be a non-empty string")
@@ -68,13 +69,11 @@ class RequestReader:
             params = params.sampling
         if not isinstance(params, SamplingParams):
             raise RequestError(f"params={params!r:.200} must be SamplingParams or BeamSearchParams")
-        if tenant == "":
-            raise RequestError("tenant='' is empty: give a name, or None for no tenant")
         if params.stop and self._tokenizer is None:
             raise RequestError("stop strings need text, and this model has no tokenizer: use ids")
-        text, ids = self._tokens(prompt)
+        text, ids = self.tokens(prompt)
         seed = params.seed or 0
-        add = Add(request_id, ids, params, arrival, seed, priority, tenant, beam)
+        add = Add(request_id, ids, params, arrival, seed, priority, tenant, beam, cache_salt)
         self._validate(add)
         return Prepared(add, text)
 
@@ -103,7 +102,8 @@ class RequestReader:
             raise RequestError(f"the chat template refuses these messages: {error}") from error
         return {"prompt": text, "prompt_token_ids": self._encode(text, special=False)}
 
-    def _tokens(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
+    def tokens(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
+        """Text, where given, and token ids of a prompt; the ids are not checked yet."""
         if isinstance(prompt, str):
             prompt = {"prompt": prompt}
         if isinstance(prompt, Mapping):
@@ -139,6 +139,22 @@ class RequestReader:
             raise RequestError(f"the prompt is not valid Unicode: {error}") from None
         encoded = self._tokenizer(text, add_special_tokens=special, verbose=False)
         return tuple(encoded["input_ids"])
+
+
+def read_prefixes(
+    tokenizer: PreTrainedTokenizerBase | None, prefixes: Sequence[Prompt]
+) -> tuple[tuple[int, ...], ...]:
+    """Token ids of public prefixes, given as prompts are. ConfigError says which one is none."""
+    if isinstance(prefixes, (str, bytes, Mapping)) or not isinstance(prefixes, Sequence):
+        raise ConfigError(f"public_prefixes={prefixes!r:.200} must be a list of prompts")
+    reader = RequestReader(tokenizer, lambda add: None)
+    found = []
+    for i, prefix in enumerate(prefixes):
+        try:
+            found.append(reader.tokens(prefix)[1])
+        except RequestError as error:
+            raise ConfigError(f"public_prefixes[{i}]: {error}") from error
+    return tuple(found)
 
 
 def _plain_ids(ids: object) -> tuple[int, ...]:

@@ -35,6 +35,10 @@ class SanitizedPlan:
     def __init__(self, plan: Plan, batch: AttentionBatch) -> None:
         self.plan, self.batch = plan, batch
 
+    @property
+    def num_shared_spans(self) -> int:
+        return self.plan.num_shared_spans
+
 
 class SanitizedBackend:
     """An AttentionBackend around another one. Batches must say whose their rows are (`seqs`).

@@ -28,7 +28,8 @@ class SchedulerConfig:
 
     max_num_batched_tokens: token budget of a step. max_model_len: most tokens of prompt and
     output together. eos_token_ids end a sample unless its request ignores them. vocab_size None:
-    token ids are only checked to be non-negative int32.
+    token ids are only checked to be non-negative int32. public_prefixes: token ids of beginnings
+    of prompts that all tenants share; the longest one with which a prompt begins, whole, counts.
     Raises ConfigError naming the setting.
     """
 
@@ -37,6 +38,7 @@ class SchedulerConfig:
     max_model_len: int
     eos_token_ids: tuple[int, ...] = ()
     vocab_size: int | None = None
+    public_prefixes: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         check_integer("max_num_seqs", self.max_num_seqs, 1, MAX_NUM_SEQS)
@@ -44,6 +46,19 @@ class SchedulerConfig:
         check_integer("max_model_len", self.max_model_len, 2, 2**31 - 1)
         if self.vocab_size is not None:
             check_integer("vocab_size", self.vocab_size, 1, 2**31)
+        if not isinstance(self.public_prefixes, tuple):
+            raise ConfigError(
+                f"public_prefixes={self.public_prefixes!r:.200} must be a tuple of tuples of ids"
+            )
+        for i, prefix in enumerate(self.public_prefixes):
+            if not isinstance(prefix, tuple) or not prefix:
+                raise ConfigError(
+                    f"public_prefixes[{i}]={prefix!r:.200} must be a tuple of at least one token id"
+                )
+            for token in prefix:
+                check_integer(
+                    f"a token id of public_prefixes[{i}]", token, 0, (self.vocab_size or 2**31) - 1
+                )
 
     @property
     def seats(self) -> int:

@@ -15,7 +15,9 @@ class Add:
     """A request enters. `seed` is always given: the front end draws one when the client did not.
 
     `arrival` in seconds decides who is served first. `priority` is kept with the request; first
-    come, first served, the policy there is, does not look at it. Tenants do not share K/V.
+    come, first served, the policy there is, does not look at it. Requests share K/V when `tenant`
+    and `cache_salt` are equal. `tenant` comes from the operator, never from the client; the salt is
+    the client's, and only narrows sharing inside its tenant.
     `beam`: search instead of drawing; `params` is then `beam.sampling`.
     """
 
@@ -27,6 +29,7 @@ class Add:
     priority: int = 0
     tenant: str | None = None
     beam: BeamSearchParams | None = None
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +97,4 @@ class StepStats:
     slots_filled: int  # of those blocks, with the step's tokens; shared blocks counted once
     slots_unshared: int  # tokens of all samples, those in shared blocks for each of them
     slots_reserved: int  # what reserving max_model_len for every sample would take
+    shared_spans: int  # spans of K/V read once for several rows, see Result

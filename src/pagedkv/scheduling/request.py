@@ -10,6 +10,7 @@ import numpy as np
 from pagedkv.cache.types import SeqId
 from pagedkv.scheduling.beams import BeamSearch, common_length, split, tree_blocks
 from pagedkv.scheduling.messages import Add
+from pagedkv.scheduling.namespaces import namespace_bytes
 from pagedkv.scheduling.step import Int32
 
 
@@ -103,21 +104,27 @@ class Request:
     A group (n > 1) is admitted, preempted and resumed as one, along its fork tree: the prompt on
     one branch, then a branch for each sample, which replays the sample's own tokens. Beams fork
     wherever they part. search: of a request for beams; its outputs are the beams, best first.
+    public: leading tokens of the prompt whose blocks all tenants share.
     """
 
-    def __init__(self, add: Add, order: int, search: BeamSearch | None = None) -> None:
+    def __init__(
+        self, add: Add, order: int, search: BeamSearch | None = None, public: int = 0
+    ) -> None:
         self.id = add.request_id
         self.params = add.params if search is None else search.draws
         self.search = search
         self.seed = add.seed
         self.arrival = add.arrival
         self.order = order
-        self.tenant = add.tenant
+        self.namespace = namespace_bytes(add.tenant, add.cache_salt)
+        # One that reports prompt log-probabilities looks up a part of its prompt at first.
+        self.public = public if add.params.prompt_logprobs is None else 0
         self.prompt: Int32 = np.array(add.prompt, np.int32)
         self.outputs = [Output(i) for i in range(add.params.n)]
         self.branches: list[Branch] = []
         self.admitted = False  # ever
         self.admitted_at: float | None = None  # seconds, the first time
+        self.num_passings = 0  # plans that left it waiting for what another request computes
         self.started = False  # the first tokens have been drawn
         self.num_cached_tokens = 0  # prefix hits of the first admission
         self.num_scored = 0  # prompt log-probabilities reported so far

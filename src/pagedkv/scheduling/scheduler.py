@@ -11,6 +11,7 @@ from pagedkv.scheduling.batch import Batch, Row, make_batch, others_wait, remain
 from pagedkv.scheduling.beams import start_search
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Abort, Add, Delta
+from pagedkv.scheduling.namespaces import public_length
 from pagedkv.scheduling.policies import fcfs
 from pagedkv.scheduling.queue import WaitingQueue
 from pagedkv.scheduling.report import (
@@ -21,6 +22,7 @@ from pagedkv.scheduling.report import (
     take_tokens,
 )
 from pagedkv.scheduling.request import Branch, Output, Request
+from pagedkv.scheduling.siblings import Leaders
 from pagedkv.scheduling.step import Result, Step, TokenLogprobs
 from pagedkv.scheduling.validate import result_mismatch, validate_add
 
@@ -89,7 +91,8 @@ class Scheduler:
                 Delta(add.request_id, i, finish_reason="error", error=str(error))
                 for i in range(add.params.n)
             ]
-        request = Request(add, self._num_added, start_search(add, self.config))
+        public = public_length(add.prompt, self.config.public_prefixes)
+        request = Request(add, self._num_added, start_search(add, self.config), public)
         self._num_added += 1
         self._requests[request.id] = request
         self._awaiting_first_token.add(request.order)
@@ -247,28 +250,56 @@ class Scheduler:
         return deltas
 
     def _admit(self, rows: list[Row], budget: int, now: float) -> None:
-        """Starts waiting requests, in order, as long as each fits whole; adds their rows."""
-        while self._waiting and budget > 0:
-            request = self._waiting.peek()
-            if self.num_samples + len(request.live) > self.config.seats:
-                return
-            if request.total_blocks(self.manager.block_size) > self.manager.num_blocks:
-                self._deltas += self._cut_short(request)
-            elif self._fits(request):
-                budget -= self._start(request, rows, budget, now)
-            else:
-                return
+        """Starts waiting requests, in order, as long as each fits whole; adds their rows.
 
-    def _fits(self, request: Request) -> bool:
-        """Whether all known tokens of the request fit beside what the running ones still need."""
-        manager = self.manager
+        One whose beginning a row of this step computes is passed over: it keeps its place, and its
+        seats and blocks are set aside from those who are behind it.
+        """
+        leaders = Leaders(self.manager, rows)
+        passed: list[Request] = []
+        seats = blocks = 0  # set aside
+        try:
+            while self._waiting and budget > 0:
+                request = self._waiting.peek()
+                if self.num_samples + seats + len(request.live) > self.config.seats:
+                    return
+                if request.total_blocks(self.manager.block_size) > self.manager.num_blocks:
+                    self._deltas += self._cut_short(request)
+                    continue
+                waits, demand = self._demand(request, leaders)
+                if not self._fits(demand + blocks):
+                    return
+                if waits:
+                    passed.append(request)
+                    self._waiting.remove(request)
+                    seats, blocks = seats + len(request.live), blocks + demand
+                else:
+                    budget -= self._start(request, rows, budget, now)
+                    leaders.add(rows[-1])
+        finally:
+            for request in passed:
+                request.num_passings += 1
+                self._waiting.push(request)
+
+    def _demand(self, request: Request, leaders: Leaders) -> tuple[bool, int]:
+        """Whether the request waits for what this step computes, and the blocks it takes then."""
         common = request.common_tokens()
         lookup = request.lookup_tokens(common)
-        size = manager.block_size
-        demand = manager.match(lookup, namespace=request.tenant).demand
-        demand += -(-len(common) // size) + (-len(lookup) // size)
-        demand += request.own_blocks(request.live, size)
+        size = self.manager.block_size
+        found = self.manager.match(lookup, request.namespace, request.public)
+        own = -(-len(common) // size) + request.own_blocks(request.live, size)
+        own -= -(-len(lookup) // size)
+        if fcfs.may_wait(request):
+            hit = leaders.hit_after(request, lookup, found.cached_tokens)
+            if hit:
+                return True, own + -(-len(lookup) // size) - hit // size
+        return False, own + found.demand
+
+    def _fits(self, demand: int) -> bool:
+        """Whether so many blocks can be had beside what the running requests still need."""
+        manager = self.manager
         demand += manager.demand(*remaining(self._running))
+        size = manager.block_size
         demand += sum(r.own_blocks(b.members, size) for r in self._running for b in r.branches)
         return demand <= manager.num_free_blocks + manager.num_cached_blocks
 
@@ -276,7 +307,8 @@ class Scheduler:
         """Opens the request's common part and plans its first chunk; returns the chunk's size."""
         manager = self.manager
         common = request.common_tokens()
-        seq = manager.open(request.lookup_tokens(common), namespace=request.tenant)
+        lookup = request.lookup_tokens(common)
+        seq = manager.open(lookup, request.namespace, request.public)
         cached = manager.length(seq)
         if not request.admitted:
             request.num_cached_tokens = cached

@@ -107,6 +107,7 @@ class Result:
     prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()  # one entry a PromptScore
     errors: dict[int, str] = field(default_factory=dict)
     duration: float = 0.0  # seconds
+    shared_spans: int = 0  # spans of K/V that were read once for several rows
 
 
 class Executor(Protocol):

@@ -52,13 +52,17 @@ def validate_add(add: Add, config: SchedulerConfig, num_blocks: int, block_size:
 
 def _check_envelope(add: Add) -> None:
     """What comes with a prompt: everything the scheduler compares, hashes or encodes later."""
-    if add.tenant is not None:
-        if not isinstance(add.tenant, str):
-            raise RequestError(f"tenant={add.tenant!r} must be a string")
+    for name, text in (("tenant", add.tenant), ("cache_salt", add.cache_salt)):
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            raise RequestError(f"{name}={text!r:.200} must be a string")
+        if not text:
+            raise RequestError(f"{name}='' is empty: give some text, or None for none")
         try:
-            add.tenant.encode()
+            text.encode()
         except UnicodeEncodeError as error:
-            raise RequestError(f"tenant={add.tenant!r} is not valid Unicode: {error}") from None
+            raise RequestError(f"{name}={text!r:.200} is not valid Unicode: {error}") from None
     arrival = add.arrival
     if isinstance(arrival, bool) or not isinstance(arrival, (int, float)) or not _finite(arrival):
         raise RequestError(f"arrival time {arrival!r:.200} must be a finite number of seconds")

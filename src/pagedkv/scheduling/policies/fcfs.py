@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from pagedkv.scheduling.request import Request
 
+# Steps that a request may wait for others to compute the beginning of its prompt.
+MAX_PASSINGS = 8
+
 WaitingKey = tuple[bool, float, int]
 
 
@@ -17,6 +20,14 @@ def rank(request: Request) -> tuple[float, int]:
 def waiting_key(request: Request) -> WaitingKey:
     """Order of the waiting queue: who has been admitted before (and preempted) comes first."""
     return (not request.admitted, *rank(request))
+
+
+def may_wait(request: Request) -> bool:
+    """Whether a request may be passed over once more, for another computes part of it.
+
+    The one place that decides it; a deadline, which no request has, would be looked at here.
+    """
+    return request.num_passings < MAX_PASSINGS
 
 
 def victim(running: Sequence[Request]) -> Request:

@@ -86,8 +86,8 @@ MUTANTS = (
         "a request waits for another tenant's private tokens",
         ("isolation",),
         "scheduling/siblings.py",
-        "return public, None if public else request.namespace, tokens.tobytes()",
-        "return public, None, tokens.tobytes()",
+        "if mine != theirs or request.namespace != leader.namespace:",
+        "if mine != theirs:",
         (_NAMESPACES + "what_a_tenant_computes_does_not_depend_on_the_private_text_of_another",),
     ),
     Mutant(
@@ -176,8 +176,8 @@ MUTANTS = (
         "another tenant's prefix is taken over",
         ("isolation",),
         "scheduling/scheduler.py",
-        "seq = manager.open(request.lookup_tokens(common), namespace=request.tenant)",
-        "seq = manager.open(request.lookup_tokens(common))",
+        "seq = manager.open(lookup, request.namespace, request.public)",
+        "seq = manager.open(lookup, None, request.public)",
         (_SCHEDULING + "foreign_tenant_is_never_hit",),
     ),
     Mutant(

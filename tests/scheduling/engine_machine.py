@@ -127,7 +127,7 @@ class EngineMachine(RuleBasedStateMachine):
             ]
         ends = np.cumsum(step.query_lens)
         for i, branch in enumerate(rows):
-            sent, tenant = self.sent[branch.request.id], branch.request.tenant
+            sent, tenant = self.sent[branch.request.id], branch.request.namespace
             if tenant not in self.tenants:
                 self.tenants.append(tenant)
             wrote[step.slots[ends[i] - step.query_lens[i] : ends[i]]] = self.tenants.index(tenant)

@@ -372,7 +372,7 @@ def test_starvation_of_a_short_prompt_behind_a_long_chunked_one():
     for _ in range(2):
         run.step()
     assert run.reason("r2") == "length"
-    assert [step.query_lens.tolist() for step in run.steps] == [[8], [4, 3], [8]]
+    assert [step.query_lens.tolist() for step in run.steps] == [[8], [5, 3], [8]]
     run.finish()
 
 

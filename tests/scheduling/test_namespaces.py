@@ -17,6 +17,7 @@ from pagedkv.scheduling.scheduler import Scheduler
 
 names = st.none() | st.text(alphabet="ab\0\1", max_size=4)
 TEXT = list(range(1, 14))
+PUBLIC, OWN = tuple(TEXT[:4]), TEXT[4:]
 
 
 @given(names, names, names, names)
@@ -91,26 +92,29 @@ def test_prompt_logprobs_are_computed_within_the_tenant():
     assert run.cached("b") == 0
 
 
-def traffic(foreign: bool) -> list[tuple[list[int], list[int]]]:
-    """Rows and tokens of the steps of one tenant, with or without the same text of another."""
-    run = Run(num_blocks=200, budget=8, max_num_seqs=4, public_prefixes=((1, 2, 3, 4),))
-    run.add("public", [1, 2, 3, 4, 5], max_tokens=1, tenant="operator")
+def traffic(private: list[int], before: bool) -> tuple[list[int], list[list[int]]]:
+    """Hits of one tenant, and what every step computes, beside another tenant's private text.
+
+    before: the other tenant's requests have ended before; otherwise they run at the same time.
+    """
+    run = Run(num_blocks=200, budget=8, max_num_seqs=4, public_prefixes=(PUBLIC,))
+    run.add("public", [*PUBLIC, 5], max_tokens=1, tenant="operator")
     run.finish()
-    if foreign:
-        for i in range(3):
-            run.add(f"foreign {i}", [*TEXT, i], max_tokens=3, tenant="b", cache_salt="s")
-        run.finish()
-    start = len(run.steps)
     for i in range(3):
-        run.add(f"own {i}", [*TEXT, i], max_tokens=3, tenant="a", cache_salt="s")
+        run.add(f"foreign {i}", [*PUBLIC, *private, i], max_tokens=3, tenant="b", cache_salt="s")
+    if before:
+        run.finish()
+    for i in range(3):
+        run.add(f"own {i}", [*PUBLIC, *OWN, i], max_tokens=3, tenant="a", cache_salt="s")
     run.finish()
-    cached = [run.cached(f"own {i}") for i in range(3)]
-    steps = [(step.query_lens.tolist(), step.tokens.tolist()) for step in run.steps[start:]]
-    return [*steps, (cached, [])]
+    lens = [step.query_lens.tolist() for step in run.steps]
+    return [run.cached(f"own {i}") for i in range(3)], lens
 
 
-def test_what_a_tenant_computes_does_not_depend_on_the_private_text_of_another():
-    assert traffic(foreign=True) == traffic(foreign=False)
+@pytest.mark.parametrize("before", [True, False])
+def test_what_a_tenant_computes_does_not_depend_on_the_private_text_of_another(before):
+    """Row by row and step by step; the other's text is the same, or another of its length."""
+    assert traffic(OWN, before) == traffic([20 + token for token in OWN], before)
 
 
 @pytest.mark.parametrize("name", ["tenant", "cache_salt"])

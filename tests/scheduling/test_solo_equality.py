@@ -85,7 +85,8 @@ def test_random_arrivals_aborts_and_preemptions(seed, block_size, num_blocks, bu
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
 @pytest.mark.parametrize("n", [1, 4])
 def test_forced_preemption_at_every_step_of_a_short_run(block_size, n):
-    prompt, params = [1, 2, 3, 4, 5, 6, 7], {"temperature": 1.0, "max_tokens": 4, "n": n}
+    """Also between the chunks of the prompt's own part, for the common one is computed once."""
+    prompt, params = list(range(1, 11)), {"temperature": 1.0, "max_tokens": 6, "n": n}
     other = [1, 2, 3, 4, 9], {"temperature": 0.0, "max_tokens": 6, "n": 1}
     steps, forced_at = 12, 0
     for at in range(steps):
@@ -101,7 +102,7 @@ def test_forced_preemption_at_every_step_of_a_short_run(block_size, n):
         run.finish()
         forced_at += forced
         check_against_solo(run, {"a": (prompt, 3, params), "other": (other[0], 0, other[1])}, set())
-    assert forced_at >= 5
+    assert forced_at >= 6
 
 
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)

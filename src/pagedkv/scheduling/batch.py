@@ -88,6 +88,16 @@ def select_rows(
     return rows, budget
 
 
+def widened(rows: Sequence[Row], spare: int) -> list[int]:
+    """Tokens of each row when `spare` more, which nobody else can use, go to them in order."""
+    counts = []
+    for row in rows:
+        more = min(spare, row.branch.pending - row.count)
+        counts.append(row.count + more)
+        spare -= more
+    return counts
+
+
 def others_wait(request: Request, awaiting: AbstractSet[int]) -> bool:
     """Whether another request waits for its first token."""
     return len(awaiting) > (request.order in awaiting)

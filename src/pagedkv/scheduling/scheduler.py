@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from pagedkv.cache import BlockManager, SeqId
 from pagedkv.errors import ConfigError, PagedKVError, RequestError
-from pagedkv.scheduling.batch import Batch, Row, make_batch, others_wait, remaining, select_rows
+from pagedkv.scheduling.batch import (
+    Batch,
+    Row,
+    make_batch,
+    others_wait,
+    remaining,
+    select_rows,
+    widened,
+)
 from pagedkv.scheduling.beams import start_search
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Abort, Add, Delta
@@ -128,7 +136,8 @@ class Scheduler:
             self.manager.sanitizer.begin_step(self._num_steps)
         rows, budget, preempted = self._fit_running()
         if not preempted:
-            self._admit(rows, budget, now)
+            budget = self._admit(rows, budget, now)
+            self._widen(rows, budget)
         if not rows:
             return None
         self._flight = make_batch(
@@ -249,8 +258,10 @@ class Scheduler:
         self._drop_ended(request)
         return deltas
 
-    def _admit(self, rows: list[Row], budget: int, now: float) -> None:
+    def _admit(self, rows: list[Row], budget: int, now: float) -> int:
         """Starts waiting requests, in order, as long as each fits whole; adds their rows.
+
+        Returns what is left of the budget.
 
         One whose beginning a row of this step computes is passed over: it keeps its place, and its
         seats and blocks are set aside from those who are behind it.
@@ -262,13 +273,13 @@ class Scheduler:
             while self._waiting and budget > 0:
                 request = self._waiting.peek()
                 if self.num_samples + seats + len(request.live) > self.config.seats:
-                    return
+                    break
                 if request.total_blocks(self.manager.block_size) > self.manager.num_blocks:
                     self._deltas += self._cut_short(request)
                     continue
                 waits, demand = self._demand(request, leaders)
                 if not self._fits(demand + blocks):
-                    return
+                    break
                 if waits:
                     passed.append(request)
                     self._waiting.remove(request)
@@ -280,6 +291,19 @@ class Scheduler:
             for request in passed:
                 request.num_passings += 1
                 self._waiting.push(request)
+        return budget
+
+    def _widen(self, rows: list[Row], spare: int) -> None:
+        """Gives the rest of the budget back to prefills that left it to requests that wait.
+
+        These could not use it: they wait for what a prefill computes, or do not fit.
+        """
+        counts = widened(rows, spare)
+        if counts != [row.count for row in rows] and self.manager.can_reserve(
+            [row.branch.seq for row in rows], counts
+        ):
+            for row, count in zip(rows, counts, strict=True):
+                row.count = count
 
     def _demand(self, request: Request, leaders: Leaders) -> tuple[bool, int]:
         """Whether the request waits for what this step computes, and the blocks it takes then."""

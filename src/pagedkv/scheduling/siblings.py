@@ -11,10 +11,6 @@ from pagedkv.scheduling.batch import Row
 from pagedkv.scheduling.request import Branch, Request
 from pagedkv.scheduling.step import Int32
 
-# (whether it is public, namespace if not, token bytes) of one block, without its parents
-_Block = tuple[bool, bytes | None, bytes]
-
-
 class Leaders:
     """The rows of a step that publish full blocks when it is committed.
 
@@ -26,7 +22,8 @@ class Leaders:
     def __init__(self, manager: BlockManager, rows: Sequence[Row]) -> None:
         self._manager = manager
         self._size = manager.block_size
-        self._rows: dict[int, dict[_Block, list[Row]]] = {}  # by the place of the first block
+        # By place and tokens of the first block that they fill.
+        self._rows: dict[int, dict[bytes, list[Row]]] = {}
         for row in rows:
             self.add(row)
 
@@ -36,7 +33,7 @@ class Leaders:
             return
         if self._manager.publishes(branch.seq):
             tokens = branch.tokens(first * self._size, (first + 1) * self._size)
-            block = self._block(branch.request, first, np.array(tokens, np.int32))
+            block = np.array(tokens, np.int32).tobytes()
             self._rows.setdefault(first, {}).setdefault(block, []).append(row)
 
     def hit_after(self, request: Request, lookup: Int32, cached: int) -> int:
@@ -51,14 +48,10 @@ class Leaders:
             if first > cached // self._size or (first + 1) * self._size > len(lookup):
                 continue
             tokens = lookup[first * self._size : (first + 1) * self._size]
-            for row in rows.get(self._block(request, first, tokens), ()):
+            for row in rows.get(tokens.tobytes(), ()):
                 alike = max(alike, self._blocks_alike(row, request, lookup))
         hit = min(alike * self._size, len(lookup) - 1)
         return hit if hit > cached else 0
-
-    def _block(self, request: Request, place: int, tokens: Int32) -> _Block:
-        public = (place + 1) * self._size <= request.public
-        return public, None if public else request.namespace, tokens.tobytes()
 
     def _blocks_alike(self, row: Row, request: Request, lookup: Int32) -> int:
         """Leading blocks, full after the step, that have the names of those of `lookup`."""

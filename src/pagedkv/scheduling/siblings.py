@@ -11,6 +11,7 @@ from pagedkv.scheduling.batch import Row
 from pagedkv.scheduling.request import Branch, Request
 from pagedkv.scheduling.step import Int32
 
+
 class Leaders:
     """The rows of a step that publish full blocks when it is committed.
 

@@ -55,7 +55,7 @@ def test_every_state_of_three_sequences() -> None:
 def test_every_state_of_larger_scopes(
     shape: tuple[int, int, int, int], states: int, transitions: int
 ) -> None:
-    """From seconds to some half an hour on one core."""
+    """From seconds to a quarter of an hour on one idle core."""
     assert exhaust(Scope(*shape)) == (states, transitions)
 
 

@@ -91,6 +91,16 @@ MUTANTS = (
         (_NAMESPACES + "what_a_tenant_computes_does_not_depend_on_the_private_text_of_another",),
     ),
     Mutant(
+        "a widened prefill outgrows the pool",
+        ("admission arithmetic",),
+        "scheduling/scheduler.py",
+        "if counts != [row.count for row in rows] and self.manager.can_reserve(\n"
+        "            [row.branch.seq for row in rows], counts\n"
+        "        ):",
+        "if True:",
+        (_SCHEDULER + "a_prefill_is_not_widened_beyond_the_pool",),
+    ),
+    Mutant(
         "who waits loses its seat to strangers",
         ("bounded waiting",),
         "scheduling/scheduler.py",

@@ -42,6 +42,28 @@ def test_a_prefill_leaves_half_of_the_budget_while_another_request_waits_for_its
     assert query_lens(run) == [[5, 4], [7, 2], [8]]  # what "b" leaves of its half is used
 
 
+def test_a_prefill_has_the_whole_budget_while_nobody_who_waits_can_use_it():
+    run = Run(budget=9, max_num_seqs=1)
+    run.add("a", range(1, 21), max_tokens=1)
+    run.add("b", range(21, 27), max_tokens=1)  # no seat
+    run.finish()
+    assert query_lens(run) == [[9], [9], [2], [6]]
+
+
+def test_a_prefill_is_not_widened_beyond_the_pool():
+    """What it has left, 8 tokens, no longer fits beside what the other has grown to."""
+    run = Run(num_blocks=18, block_size=1, budget=9)
+    run.add("old", [1], max_tokens=9)
+    run.step()
+    run.add("a", range(2, 18), max_tokens=1)
+    run.add("b", range(22, 32), max_tokens=1)  # no blocks
+    run.step()
+    run.step()
+    assert query_lens(run) == [[1], [1, 8], [1, 4]]
+    assert run.scheduler.stats.num_preemptions == 0
+    run.finish()
+
+
 def test_admission_is_in_order_of_arrival_and_stops_at_the_first_that_does_not_fit():
     run = Run(num_blocks=4, block_size=4, budget=32)
     run.add("a", range(1, 8), max_tokens=3)

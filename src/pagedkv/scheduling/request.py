@@ -117,7 +117,8 @@ class Request:
         self.arrival = add.arrival
         self.order = order
         self.namespace = namespace_bytes(add.tenant, add.cache_salt)
-        # One that reports prompt log-probabilities looks up a part of its prompt at first.
+        # Prompt log-probabilities shorten the look-up, which `public` must not exceed; cut to it,
+        # a block would be named in one part before a preemption and in another after it.
         self.public = public if add.params.prompt_logprobs is None else 0
         self.prompt: Int32 = np.array(add.prompt, np.int32)
         self.outputs = [Output(i) for i in range(add.params.n)]

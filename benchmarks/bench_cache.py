@@ -21,9 +21,13 @@ VOCABULARY = 49_152
 WARM_UP = 20  # steps whose caches are cold
 
 
-def full_pool(num_blocks: int, num_seqs: int, rng: np.random.Generator) -> BlockManager:
+def full_pool(
+    num_blocks: int, num_seqs: int, rng: np.random.Generator, sanitize: bool = False
+) -> BlockManager:
     """A manager whose blocks are all held or cached."""
-    m = BlockManager(num_blocks, BLOCK, max_seqs=num_seqs + 1, max_blocks_per_seq=8192)
+    m = BlockManager(
+        num_blocks, BLOCK, max_seqs=num_seqs + 1, max_blocks_per_seq=8192, sanitize=sanitize
+    )
     while m.num_free_blocks:
         n = min(m.num_free_blocks * BLOCK, 2000)
         tokens = rng.integers(0, VOCABULARY, n, dtype=np.int32)

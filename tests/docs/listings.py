@@ -19,9 +19,10 @@ def python_listings(page: Path, section: str | None = None) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, re.S)
 
 
-def run(program: str) -> str:
-    """Runs a program in a process of its own; what it printed."""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+def run(program: str, folder: Path | None = None) -> str:
+    """Runs a program in a process of its own, in `folder` if given; what it printed."""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout

@@ -11,10 +11,10 @@ PAGES = sorted(ROOT.glob("docs/howto/*.md"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_listings_run(page: Path) -> None:
+def test_the_listings_run(page: Path, tmp_path: Path) -> None:
     listings = python_listings(page)
     assert listings
-    run("\n".join(listings))
+    run("\n".join(listings), tmp_path)
 
 
 def test_there_is_a_page() -> None:

@@ -16,7 +16,7 @@ from pagedkv.cli.main import INTERRUPTED
 from pagedkv.cli.plan import plan
 from pagedkv.cli.replay import replay_log
 from pagedkv.cli.simulate import allocators, cache, memory, serve
-from pagedkv.errors import PagedKVError
+from pagedkv.errors import PagedKVError, ReportError
 
 # What the library calls the settings. Words of everyday language stand for a setting only with
 # their value.
@@ -74,6 +74,8 @@ def invoke(args: list[str]) -> int:
         status = command.main(args or ["--help"], prog_name="pagedkv", standalone_mode=False)
     except typer.Abort:  # what older versions make of an interrupt
         raise KeyboardInterrupt from None
+    except ReportError:
+        raise
     except PagedKVError as error:
         raise UsageError(in_flags(str(error))) from error
     except Exception as error:

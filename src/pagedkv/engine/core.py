@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pagedkv.cache import SanitizerError
-from pagedkv.errors import PagedKVError, RequestError
+from pagedkv.errors import RequestError
 from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, Message, StepStats
 from pagedkv.scheduling.scheduler import Scheduler
 from pagedkv.scheduling.step import Executor, Result, Step
@@ -131,7 +131,7 @@ class EngineCore:
         try:
             result = self.executor.collect(self.executor.submit(step))
         except SanitizerError as error:  # not the fault of the step's requests alone
-            with suppress(PagedKVError):
+            with suppress(Exception):  # a damaged state may fail in any way
                 self._deltas += self.scheduler.fail(f"step {step.index}: {error}", now)
             raise
         except Exception as error:

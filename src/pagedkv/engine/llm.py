@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from pagedkv.attention.backends import REBUILD, choose_backend, make_backend, stored_block_bytes
-from pagedkv.cache import BlockManager
+from pagedkv.cache import BlockManager, SanitizerError
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.executor import ModelExecutor
 from pagedkv.engine.llm_engine import LLMEngine
@@ -61,6 +61,7 @@ class LLM:
     seed: from it the seeds of requests that bring none are drawn.
     sanitize: check every use of a block (`pagedkv.cache.sanitizer`): a wrong block table raises
         SanitizerError, with a report. For tests and debugging. PAGEDKV_SANITIZE=1 asks for it too.
+        The LLM is not to be used any more then: its requests are left as they stood.
     replay_log: file for the calls that led to such an error, for `pagedkv replay`.
 
     `engine` is the LLMEngine, `report` what was chosen. The logger "pagedkv" gets the report's
@@ -311,6 +312,8 @@ class LLM:
             for request in prepared:
                 self.engine.submit(request)
             return self._finish(ids, on_step)
+        except SanitizerError:
+            raise  # nothing is cleaned up in a state that is not to be trusted
         except BaseException:
             self.engine.cancel(ids)
             raise

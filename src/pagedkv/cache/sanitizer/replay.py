@@ -16,7 +16,16 @@ from pagedkv.cache.sanitizer.watch import Watch
 from pagedkv.errors import ConfigError
 
 _VERBS = frozenset(name for name in vars(Watch) if name[0] != "_" and name in vars(BlockManager))
-_REPORTS = frozenset({"begin_step", "check_copies", "check_writes", "check_reads", "check_blocks"})
+_REPORTS = frozenset(
+    {
+        "begin_step",
+        "check_copies",
+        "check_writes",
+        "check_reads",
+        "check_blocks",
+        "check_idle",
+    }
+)
 
 
 class Replay(NamedTuple):

@@ -36,6 +36,7 @@ class Reporter:
         lines += [f"found{'' if step is None else f' in step {step}'}, by {first}", *rest]
         if self.recording is not None:
             lines.append(self.recording.save(lines[0]))
+            self.recording = None  # what a damaged state leads to later is not of interest
         raise SanitizerError(kind, "\n  ".join(lines), block, seq, step)
 
     def _block_lines(self, block: int) -> list[str]:

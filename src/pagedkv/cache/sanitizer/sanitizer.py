@@ -122,6 +122,8 @@ class Sanitizer:
 
     def check_idle(self) -> None:
         """Nothing is to do any more: an open sequence or a held block is a leak."""
+        self._record("check_idle", (), {})
+        self.report.site = self.report.sites.here("check_idle")
         for seq in self._shadow.seqs[self._shadow.seqs > 0].tolist():
             self.report.fail(Misuse.LEAK, f"nothing is to do, sequence {seq} is open", seq=seq)
         self._checks.nothing_held()

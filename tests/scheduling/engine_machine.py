@@ -60,6 +60,7 @@ class EngineMachine(RuleBasedStateMachine):
         caching=st.sampled_from((True, True, False)),
         eos=st.sampled_from(((), ENDS)),
         max_model_len=st.sampled_from((9, 90, 90)),
+        public=st.sampled_from((0, 0, 4, 7)),
     )
     def start(
         self,
@@ -70,6 +71,7 @@ class EngineMachine(RuleBasedStateMachine):
         caching: bool,
         eos: tuple[int, ...],
         max_model_len: int,
+        public: int,
     ) -> None:
         self.size, self.eos, self.max_model_len = block_size, eos, max_model_len
         self.budget = 1 + (budget - 1) % (3 * block_size)
@@ -84,12 +86,14 @@ class EngineMachine(RuleBasedStateMachine):
             caching,
             self.executor,
             errors_ok=True,
+            public_prefixes=(STEMS[0][:public],) if public else (),
             sanitize=self.sanitize,
         )
+        self.public = public
         self.caching, self.num_blocks = caching, num_blocks
         self.seats = min(seats, self.budget)
         self.wrote = np.full((num_blocks + 1) * block_size, -1)  # tenant, by slot
-        self.tenants: list[str | None] = []
+        self.tenants: list[tuple[str | None, str | None]] = []
         self.preempted = 0
         scheduler = self.run.scheduler
         submit, cut, preempt = self.executor.submit, scheduler._cut_short, scheduler._preempt
@@ -127,12 +131,15 @@ class EngineMachine(RuleBasedStateMachine):
             ]
         ends = np.cumsum(step.query_lens)
         for i, branch in enumerate(rows):
-            sent, tenant = self.sent[branch.request.id], branch.request.namespace
+            sent = self.sent[branch.request.id]
+            tenant = sent.add.tenant, sent.add.cache_salt
             if tenant not in self.tenants:
                 self.tenants.append(tenant)
             wrote[step.slots[ends[i] - step.query_lens[i] : ends[i]]] = self.tenants.index(tenant)
             visible = manager.tables([branch.seq]).slots()[: step.context_lens[i]]
-            assert (wrote[visible] == self.tenants.index(tenant)).all(), "K/V of another tenant"
+            common = sent.add.prompt[: self.public] == STEMS[0][: self.public]
+            own = visible[self.public // size * size if common else 0 :]
+            assert (wrote[own] == self.tenants.index(tenant)).all(), "K/V of another tenant"
             sent.computed += int(step.query_lens[i])
             sent.seqs.add(branch.seq)
         if self.executor.fault is None:
@@ -211,6 +218,7 @@ class EngineMachine(RuleBasedStateMachine):
         "tail": st.sampled_from((0, 0, 0, 1, 2, 5)),
         "fits": st.sampled_from((True,) * 7 + (False,)),  # otherwise it may be refused
         "tenant": st.sampled_from((None, None, "a")),
+        "salt": st.sampled_from((None, None, None, "s")),
         "again": st.booleans(),
     }
 
@@ -233,6 +241,7 @@ class EngineMachine(RuleBasedStateMachine):
         tail: int,
         fits: bool,
         tenant: str | None,
+        salt: str | None,
         again: bool,
         n: int,
         temperature: float,
@@ -256,7 +265,8 @@ class EngineMachine(RuleBasedStateMachine):
         )
         prompt = self.prompt(stem, length, tail, fits)
         name = self.new_name(again)
-        self.send(Add(name, prompt, params, float(self.run.sent), seed, tenant=tenant))
+        sent = float(self.run.sent)
+        self.send(Add(name, prompt, params, sent, seed, tenant=tenant, cache_salt=salt))
 
     @rule(
         **prompts,
@@ -272,6 +282,7 @@ class EngineMachine(RuleBasedStateMachine):
         tail: int,
         fits: bool,
         tenant: str | None,
+        salt: str | None,
         again: bool,
         width: int,
         tokens: int,
@@ -282,9 +293,8 @@ class EngineMachine(RuleBasedStateMachine):
         beam = BeamSearchParams(width, tokens, penalty, early)
         prompt = self.prompt(stem, length, tail, fits)
         name = self.new_name(again)
-        self.send(
-            Add(name, prompt, beam.sampling, float(self.run.sent), 0, tenant=tenant, beam=beam)
-        )
+        who = {"tenant": tenant, "cache_salt": salt}
+        self.send(Add(name, prompt, beam.sampling, float(self.run.sent), 0, beam=beam, **who))
 
     @precondition(lambda self: any(not sent.ended for sent in self.sent.values()))
     @rule(data=st.data())

@@ -86,7 +86,7 @@ def alone(add: Add, sample: int, eos: tuple[int, ...], max_model_len: int) -> li
 
     Of beams those of all; the others are not independent of them.
     """
-    lone = replace(add, request_id="", arrival=0.0, tenant=None)
+    lone = replace(add, request_id="", arrival=0.0, tenant=None, cache_salt=None)
     if add.beam is None:
         lone = replace(lone, params=replace(add.params, n=1), seed=add.seed + sample)
     return list(_alone(pickle.dumps(lone), eos, max_model_len))

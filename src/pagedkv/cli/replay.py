@@ -23,10 +23,13 @@ def replay_log(
         outcome = replay(file)
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
+    if outcome.reproduced:
+        print(f"call {outcome.num_calls} leads to what was recorded:\n{outcome.recorded}")
+        return FAILED
     if outcome.error is not None:
         print(f"call {outcome.num_calls} leads to:\n{outcome.error}")
-        if outcome.recorded is not None and not outcome.reproduced:
-            print(f"recorded was another error: {outcome.recorded}")
+        if outcome.recorded is not None:
+            print(f"recorded was another error:\n{outcome.recorded}")
         return FAILED
     print(f"{outcome.num_calls} calls lead to no error")
     if outcome.recorded is not None:

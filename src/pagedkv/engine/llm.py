@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from pagedkv.attention.backends import REBUILD, choose_backend, make_backend, stored_block_bytes
 from pagedkv.cache import BlockManager, SanitizerError
+from pagedkv.cache.sanitizer import asked_for_by_environment
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.executor import ModelExecutor
 from pagedkv.engine.llm_engine import LLMEngine
@@ -107,6 +108,11 @@ class LLM:
         check_flag("enable_prefix_caching", enable_prefix_caching)
         check_flag("deterministic", deterministic)
         check_flag("sanitize", sanitize)
+        sanitize = sanitize or asked_for_by_environment()
+        if replay_log is not None and not sanitize:
+            raise ConfigError(
+                f"replay_log={str(replay_log)!r} is written by the sanitizer: set sanitize=True"
+            )
         backend_name, reason = choose_backend(attention_backend)
         if deterministic and backend_name != "native":
             raise ConfigError(
@@ -155,8 +161,13 @@ class LLM:
             max_blocks_per_seq=width,
             sanitize=sanitize,
         )
-        if replay_log is not None:
-            _record(manager, Path(replay_log))
+        if replay_log is not None and manager.sanitizer is not None:
+            try:
+                manager.sanitizer.record(replay_log)
+            except OSError as error:
+                raise ConfigError(
+                    f"replay_log={str(replay_log)!r} cannot be written: {error}"
+                ) from error
         backend = make_backend(
             backend_name,
             config.kv_spec(blocks, block_size, kv_dtype),
@@ -341,18 +352,6 @@ def _listed(name: str, values: object, want: str) -> Sequence[Any]:
     if isinstance(values, (str, bytes, bytearray)) or not isinstance(values, Sequence):
         raise RequestError(f"{name}={values!r:.200} must be {want}")
     return values
-
-
-def _record(manager: BlockManager, path: Path) -> None:
-    """Lets the sanitizer keep a replay log. ConfigError without one, or if it is not writable."""
-    if manager.sanitizer is None:
-        raise ConfigError(
-            f"replay_log={str(path)!r} is written by the sanitizer: set sanitize=True"
-        )
-    try:
-        manager.sanitizer.record(path)
-    except OSError as error:
-        raise ConfigError(f"replay_log={str(path)!r} cannot be written: {error}") from error
 
 
 def _set_threads() -> int:

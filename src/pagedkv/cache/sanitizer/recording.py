@@ -63,10 +63,13 @@ class Recording:
         self._newer.calls.append((name, args, kwargs))
         self._bytes += _CALL_BYTES + sum(_size(v) for v in (*args, *kwargs.values()))
 
-    def save(self, error: str) -> str:
-        """Writes the file; returns a line that says where it is, or why it could not be written."""
+    def save(self, report: str) -> str:
+        """Writes the file, the report last.
+
+        Returns a line that says where it is, or why it could not be written.
+        """
         try:
-            self._write([{"error": error}])
+            self._write([{"error": report}])
         except OSError as reason:
             return f"the replay log could not be written: {reason}"
         return f"the calls that led here are in {self._path}: pagedkv replay {self._path}"

@@ -29,7 +29,11 @@ _REPORTS = frozenset(
 
 
 class Replay(NamedTuple):
-    """What came of it: calls made, the error they led to, and the error that was recorded."""
+    """What came of it: calls made, the error they led to, and the report that was recorded.
+
+    The recorded report names the call sites of the program that made the calls, the error those of
+    the replay.
+    """
 
     num_calls: int
     error: SanitizerError | None
@@ -38,7 +42,12 @@ class Replay(NamedTuple):
     @property
     def reproduced(self) -> bool:
         """Whether the calls led to what was recorded."""
-        return self.error is not None and str(self.error).split("\n")[0] == self.recorded
+        return self.error is not None and _head(str(self.error)) == _head(self.recorded)
+
+
+def _head(report: str | None) -> str:
+    """The line of a report that says what is wrong."""
+    return (report or "").partition("\n")[0]
 
 
 def replay(path: str | Path) -> Replay:

@@ -35,7 +35,7 @@ class Reporter:
         first, *rest = self.sites.lines(self.site)
         lines += [f"found{'' if step is None else f' in step {step}'}, by {first}", *rest]
         if self.recording is not None:
-            lines.append(self.recording.save(lines[0]))
+            lines.append(self.recording.save("\n  ".join(lines)))
             self.recording = None  # what a damaged state leads to later is not of interest
         raise SanitizerError(kind, "\n  ".join(lines), block, seq, step)
 

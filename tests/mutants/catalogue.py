@@ -132,7 +132,7 @@ MUTANTS = (
     Mutant(
         "a request is admitted when its first block fits",
         ("admission arithmetic", "progress"),
-        "scheduling/scheduler.py",
+        "scheduling/admission.py",
         "return False, own + found.demand\n",
         "return False, own + min(1, found.demand)\n",
         (_SCHEDULING + "livelock_admission_by_the_first_chunk_only",),

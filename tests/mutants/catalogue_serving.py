@@ -93,10 +93,10 @@ MUTANTS = (
     Mutant(
         "a widened prefill outgrows the pool",
         ("admission arithmetic",),
-        "scheduling/scheduler.py",
-        "if counts != [row.count for row in rows] and self.manager.can_reserve(\n"
-        "            [row.branch.seq for row in rows], counts\n"
-        "        ):",
+        "scheduling/admission.py",
+        "if counts != [row.count for row in rows] and manager.can_reserve(\n"
+        "        [row.branch.seq for row in rows], counts\n"
+        "    ):",
         "if True:",
         (_SCHEDULER + "a_prefill_is_not_widened_beyond_the_pool",),
     ),

@@ -9,7 +9,7 @@ from itertools import chain
 
 import numpy as np
 
-from pagedkv.cache import BlockManager, SeqId
+from pagedkv.cache import BlockManager
 from pagedkv.scheduling.ending import ending_tokens
 from pagedkv.scheduling.policies import fcfs
 from pagedkv.scheduling.request import Branch, Output, Request
@@ -88,25 +88,9 @@ def select_rows(
     return rows, budget
 
 
-def widened(rows: Sequence[Row], spare: int) -> list[int]:
-    """Tokens of each row when `spare` more, which nobody else can use, go to them in order."""
-    counts = []
-    for row in rows:
-        more = min(spare, row.branch.pending - row.count)
-        counts.append(row.count + more)
-        spare -= more
-    return counts
-
-
 def others_wait(request: Request, awaiting: AbstractSet[int]) -> bool:
     """Whether another request waits for its first token."""
     return len(awaiting) > (request.order in awaiting)
-
-
-def remaining(running: Sequence[Request]) -> tuple[list[SeqId], list[int]]:
-    """Every running sequence, and how many of its known tokens are not computed yet."""
-    branches = [branch for request in running for branch in request.branches]
-    return [branch.seq for branch in branches], [b.known - b.computed for b in branches]
 
 
 def make_batch(

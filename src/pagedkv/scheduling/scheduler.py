@@ -7,15 +7,8 @@ from dataclasses import dataclass
 
 from pagedkv.cache import BlockManager, SeqId
 from pagedkv.errors import ConfigError, PagedKVError, RequestError
-from pagedkv.scheduling.batch import (
-    Batch,
-    Row,
-    make_batch,
-    others_wait,
-    remaining,
-    select_rows,
-    widened,
-)
+from pagedkv.scheduling.admission import admission_demand, fits_beside, widen
+from pagedkv.scheduling.batch import Batch, Row, make_batch, others_wait, select_rows
 from pagedkv.scheduling.beams import start_search
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Abort, Add, Delta
@@ -137,7 +130,7 @@ class Scheduler:
         rows, budget, preempted = self._fit_running()
         if not preempted:
             budget = self._admit(rows, budget, now)
-            self._widen(rows, budget)
+            widen(self.manager, rows, budget)
         if not rows:
             return None
         self._flight = make_batch(
@@ -277,8 +270,8 @@ class Scheduler:
                 if request.total_blocks(self.manager.block_size) > self.manager.num_blocks:
                     self._deltas += self._cut_short(request)
                     continue
-                waits, demand = self._demand(request, leaders)
-                if not self._fits(demand + blocks):
+                waits, demand = admission_demand(self.manager, request, leaders)
+                if not fits_beside(self.manager, self._running, demand + blocks):
                     break
                 if waits:
                     passed.append(request)
@@ -292,40 +285,6 @@ class Scheduler:
                 request.num_passings += 1
                 self._waiting.push(request)
         return budget
-
-    def _widen(self, rows: list[Row], spare: int) -> None:
-        """Gives the rest of the budget back to prefills that left it to requests that wait.
-
-        These could not use it: they wait for what a prefill computes, or do not fit.
-        """
-        counts = widened(rows, spare)
-        if counts != [row.count for row in rows] and self.manager.can_reserve(
-            [row.branch.seq for row in rows], counts
-        ):
-            for row, count in zip(rows, counts, strict=True):
-                row.count = count
-
-    def _demand(self, request: Request, leaders: Leaders) -> tuple[bool, int]:
-        """Whether the request waits for what this step computes, and the blocks it takes then."""
-        common = request.common_tokens()
-        lookup = request.lookup_tokens(common)
-        size = self.manager.block_size
-        found = self.manager.match(lookup, request.namespace, request.public)
-        own = -(-len(common) // size) + request.own_blocks(request.live, size)
-        own -= -(-len(lookup) // size)
-        if fcfs.may_wait(request):
-            hit = leaders.hit_after(request, lookup, found.cached_tokens)
-            if hit:
-                return True, own + -(-len(lookup) // size) - hit // size
-        return False, own + found.demand
-
-    def _fits(self, demand: int) -> bool:
-        """Whether so many blocks can be had beside what the running requests still need."""
-        manager = self.manager
-        demand += manager.demand(*remaining(self._running))
-        size = manager.block_size
-        demand += sum(r.own_blocks(b.members, size) for r in self._running for b in r.branches)
-        return demand <= manager.num_free_blocks + manager.num_cached_blocks
 
     def _start(self, request: Request, rows: list[Row], budget: int, now: float) -> int:
         """Opens the request's common part and plans its first chunk; returns the chunk's size."""

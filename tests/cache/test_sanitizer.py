@@ -361,6 +361,18 @@ def test_a_hit_on_what_belongs_to_another_name(
     assert (info.value.kind, info.value.block) == (Misuse.WRONG_HIT, 1)
 
 
+def test_a_hit_on_what_is_no_longer_public() -> None:
+    m = sanitized()
+    s = allocating(m, [1, 2, 3], namespace="a", public=2)
+    m.truncate(s, 0)
+    m.reset_cache()
+    m.table.public[s % m.max_seqs] = 2  # as if truncate had left it
+    grow(m, s, [1, 2])
+    with pytest.raises(SanitizerError, match="computed for another namespace") as info:
+        m.open([1, 2, 3], namespace="b", public=2)
+    assert (info.value.kind, info.value.block) == (Misuse.WRONG_HIT, 1)
+
+
 def test_the_public_part_is_of_everybody() -> None:
     m = sanitized()
     remember(m, [1, 2, 3], namespace="a", public=2)

@@ -321,8 +321,9 @@ def test_memory_a_block_table_larger_than_memory_is_refused(
 
 
 def test_silent_choice_the_start_up_lines_are_logged(
-    folder: Path, caplog: pytest.LogCaptureFixture
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("PAGEDKV_SANITIZE", raising=False)  # a warning more
     with caplog.at_level("INFO", logger="pagedkv"):
         llm = make(folder)
     assert tuple(record.getMessage() for record in caplog.records) == llm.report.lines()
@@ -335,6 +336,7 @@ def test_silent_choice_falling_back_to_gather_is_a_warning(
     def missing() -> None:
         raise ImportError("no kernels here")
 
+    monkeypatch.delenv("PAGEDKV_SANITIZE", raising=False)  # a warning more
     monkeypatch.setattr("pagedkv.attention.backends.import_native", missing)
     assert make(folder).report.backend == "gather"
     (warning,) = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")

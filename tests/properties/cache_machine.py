@@ -14,6 +14,8 @@ RANDOMS = st.randoms(use_true_random=False)
 class CacheMachine(RuleBasedStateMachine):
     """A block manager beside the reference: equal after every rule, unchanged by every error."""
 
+    sanitize = False
+
     def __init__(self) -> None:
         super().__init__()
         self.program: CacheProgram | None = None
@@ -25,7 +27,9 @@ class CacheMachine(RuleBasedStateMachine):
         caching=st.sampled_from((True, True, True, False)),
     )
     def start(self, seed: random.Random, num_blocks: int, block_size: int, caching: bool) -> None:
-        self.program = CacheProgram(seed, num_blocks, block_size, prefix_caching=caching)
+        self.program = CacheProgram(
+            seed, num_blocks, block_size, prefix_caching=caching, sanitize=self.sanitize
+        )
 
     def call(self, verb: str, chance: random.Random) -> None:
         assert self.program is not None

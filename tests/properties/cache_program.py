@@ -58,7 +58,7 @@ class CacheProgram:
             "max_seqs": self.random.choice((4, 8, 12)),
             "max_blocks_per_seq": self.random.choice((num_blocks, max(1, num_blocks - 1))),
         }
-        self.real = BlockManager(**self.shape)
+        self.real = BlockManager(**self.shape, sanitize=options.get("sanitize", False))
         self.model = ReferenceCache(**self.shape, resistant=self.real.pool.eviction.resistant)
         self.pairs: list[Pair] = []
         self.leases: list[tuple[int, int]] = []

@@ -22,7 +22,7 @@ class SanitizedEngineMachine(EngineMachine):
 
 def test_any_sequence_of_events_is_clean_to_the_sanitizer() -> None:
     run_state_machine_as_test(
-        SanitizedEngineMachine, settings=settings(max_examples=40, stateful_step_count=50)
+        SanitizedEngineMachine, settings=settings(max_examples=20, stateful_step_count=50)
     )
 
 

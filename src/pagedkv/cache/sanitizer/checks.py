@@ -9,7 +9,7 @@ import numpy as np
 
 from pagedkv.cache.errors import Misuse
 from pagedkv.cache.sanitizer.report import Reporter
-from pagedkv.cache.sanitizer.shadow import Moved, Shadow
+from pagedkv.cache.sanitizer.shadow import NOT_KNOWN, Moved, Shadow
 from pagedkv.cache.types import NULL_BLOCK, Int32, Int64
 
 if TYPE_CHECKING:
@@ -84,7 +84,9 @@ class Checks:
         if not self._shadow.writes_reported:
             return
         shadow = self._shadow
-        for i in np.flatnonzero(counts > np.maximum(shadow.written[rows], 0)).tolist():
+        missing = counts > np.maximum(shadow.written[rows], 0)
+        missing &= shadow.written[rows] != NOT_KNOWN
+        for i in np.flatnonzero(missing).tolist():
             position = int(starts[i] + max(int(shadow.written[rows[i]]), 0))
             self._report.fail(
                 Misuse.SLOT_NEVER,

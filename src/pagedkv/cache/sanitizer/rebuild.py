@@ -1,7 +1,7 @@
 """The shadow of a manager that has taken over a saved state, from that state alone.
 
-Who allocated and freed a block, and in which namespace a cached one was computed, is not known
-then; everything else is.
+Who allocated and freed a block, in which namespace a cached one was computed, and what has been
+reported of open reservations is not known then; everything else is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pagedkv.cache.index import ROOT
-from pagedkv.cache.sanitizer.shadow import Shadow
+from pagedkv.cache.sanitizer.shadow import NOT_KNOWN, Shadow
 
 if TYPE_CHECKING:
     from pagedkv.cache.manager import BlockManager
@@ -25,6 +25,7 @@ def rebuild(shadow: Shadow, manager: BlockManager) -> None:
     for name in ("seqs", "lengths", "public", "copy_sources"):
         getattr(shadow, name)[rows] = getattr(table, name)[rows]
     shadow.reserved[rows] = np.maximum(table.reserved[rows], 0)
+    shadow.written[rows[table.reserved[rows] > 0]] = NOT_KNOWN
     shadow.outdated_rows[rows] = table.outdated[rows]
     for row in rows.tolist():
         namespace, extra = table.namespaces[row]

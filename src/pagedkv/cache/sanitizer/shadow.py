@@ -15,7 +15,7 @@ from pagedkv.cache.sanitizer.sites import Trail
 from pagedkv.cache.table import repeat_ranges
 from pagedkv.cache.types import NULL_BLOCK, Int32, Int64
 
-NOT_REPORTED = -1
+NOT_REPORTED, NOT_KNOWN = -1, -2  # of the tokens written for a reservation
 
 Space = tuple[str | bytes | None, bytes | None, bool]  # namespace, extra, in the public part
 

@@ -7,6 +7,7 @@ from kinds import Mutant
 _SCHEDULER = "scheduling/test_scheduler.py::test_"
 _SCHEDULING = "scheduling/test_known_faults.py::test_"
 _CORE = "engine/test_core_loop.py::test_"
+_ADMISSION = "scheduling/test_admission.py::test_"
 _BEAMS = "scheduling/test_beams.py::test_"
 _SIBLINGS = "scheduling/test_siblings.py::test_"
 _NAMESPACES = "scheduling/test_namespaces.py::test_"
@@ -123,6 +124,47 @@ MUTANTS = (
         'return b"\\1" + len(data).to_bytes(8) + data',
         "return data",
         (_NAMESPACES + "pairs_that_run_together_differ",),
+    ),
+    # ---- admission, victims, endings
+    Mutant(
+        "a resumed group is charged its prompt's tail twice",
+        ("admission arithmetic", "groups"),
+        "scheduling/request.py",
+        "return own - (prompt % block_size > 0)",
+        "return own",
+        (_ADMISSION + "a_resumed_group_is_let_in_where_it_just_fits",),
+    ),
+    Mutant(
+        "a resumed group is charged a block too few",
+        ("admission arithmetic", "groups"),
+        "scheduling/request.py",
+        "return own - (prompt % block_size > 0)",
+        "return own - 1 - (prompt % block_size > 0)",
+        (_ADMISSION + "a_resumed_group_waits_for_its_last_block",),
+    ),
+    Mutant(
+        "the oldest yields",
+        ("progress", "preemption"),
+        "scheduling/policies/fcfs.py",
+        "return max(running, key=rank)",
+        "return min(running, key=rank)",
+        (_ADMISSION + "the_newest_yields_and_the_oldest_is_never_sent_back",),
+    ),
+    Mutant(
+        "an ending token is forbidden once too often",
+        ("boundaries",),
+        "scheduling/batch.py",
+        "if len(output.tokens) < params.min_tokens:",
+        "if len(output.tokens) <= params.min_tokens:",
+        (_ADMISSION + "the_first_token_that_may_end_a_sample_is_the_one_after_min_tokens",),
+    ),
+    Mutant(
+        "requests that have left the queue are remembered",
+        ("bounded memory",),
+        "scheduling/queue.py",
+        "        if len(self._heap) > 2 * len(self._waiting) + 64:\n",
+        "        if False:\n",
+        (_ADMISSION + "who_left_the_queue_is_forgotten_while_the_first_still_waits",),
     ),
     # ---- beams
     Mutant(

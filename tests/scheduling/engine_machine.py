@@ -1,25 +1,18 @@
 """Random sequences of everything that can happen to an engine, checked after each of them.
 
 The engine runs the toy model, whose attention refuses a wrong entry. What a request must give is
-what it gives alone (`alone`); when it must end, and why, is noted when it is sent.
+what it gives alone (`alone`, `drawn`); when it must end, and why, is noted when it is sent. Whom
+the engine computes, lets in and sends back is judged by `Watch`.
 """
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
-from engine_oracle import (
-    FAULTS,
-    FaultyExecutor,
-    Interrupt,
-    Sampled,
-    Sent,
-    alone,
-    prompt_scores,
-    sampled,
-)
+from engine_faults import FAULTS, FaultyExecutor, Interrupt
+from engine_oracle import Sampled, Sent, alone, drawn, prompt_scores, sampled
+from engine_watch import Key, Watch
 from harness import VOCAB, Run
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -27,10 +20,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from pagedkv.errors import RequestError
 from pagedkv.scheduling.messages import Add, Delta, Drain
 from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
-from pagedkv.scheduling.request import Request
-from pagedkv.scheduling.step import Step
-
-Key = tuple[str, int]  # request, sample
 
 STEMS = tuple(tuple(first % VOCAB for first in range(i, i + 50)) for i in (1, 1, 20))
 STOPS = tuple(range(40, 48))
@@ -89,86 +78,10 @@ class EngineMachine(RuleBasedStateMachine):
             public_prefixes=(STEMS[0][:public],) if public else (),
             sanitize=self.sanitize,
         )
-        self.public = public
         self.caching, self.num_blocks = caching, num_blocks
         self.seats = min(seats, self.budget)
-        self.wrote = np.full((num_blocks + 1) * block_size, -1)  # tenant, by slot
-        self.tenants: list[tuple[str | None, str | None]] = []
-        self.preempted = 0
-        scheduler = self.run.scheduler
-        submit, cut, preempt = self.executor.submit, scheduler._cut_short, scheduler._preempt
-
-        def noting_submit(step: Step):
-            self.note_step(step)
-            return submit(step)
-
-        def noting_cut(request: Request) -> list[Delta]:
-            self.note_cut(request)
-            return cut(request)
-
-        def noting_preempt(request: Request) -> None:
-            self.preempted += 1
-            preempt(request)
-
-        self.executor.submit = noting_submit
-        scheduler._cut_short = noting_cut
-        scheduler._preempt = noting_preempt
-
-    # ---- what is seen from inside
-
-    def note_step(self, step: Step) -> None:
-        """Who is computed, on whose K/V, and who is to end if the step goes wrong."""
-        manager = self.run.manager
-        branches = {b.seq: b for r in self.run.scheduler._running for b in r.branches}
-        rows = [branches[seq] for seq in step.seqs.tolist()]
-        assert step.query_lens.min() >= 1
-        assert step.num_tokens == step.query_lens.sum() <= self.budget
-        assert len({row.seq for row in rows}) == len(rows)
-        size, wrote = self.size, self.wrote
-        for source, destination, filled in step.copies.tolist():
-            wrote[destination * size : destination * size + filled] = wrote[
-                source * size : source * size + filled
-            ]
-        ends = np.cumsum(step.query_lens)
-        for i, branch in enumerate(rows):
-            sent = self.sent[branch.request.id]
-            tenant = sent.add.tenant, sent.add.cache_salt
-            if tenant not in self.tenants:
-                self.tenants.append(tenant)
-            wrote[step.slots[ends[i] - step.query_lens[i] : ends[i]]] = self.tenants.index(tenant)
-            visible = manager.tables([branch.seq]).slots()[: step.context_lens[i]]
-            common = sent.add.prompt[: self.public] == STEMS[0][: self.public]
-            own = visible[self.public // size * size if common else 0 :]
-            assert (wrote[own] == self.tenants.index(tenant)).all(), "K/V of another tenant"
-            sent.computed += int(step.query_lens[i])
-            sent.seqs.add(branch.seq)
-        if self.executor.fault is None:
-            return
-        self.executor.row %= len(rows)
-        failing = self.executor.failing(self.executor.fault, step)
-        for i, branch in enumerate(rows):
-            request = branch.request
-            if failing is None or (i in failing and request.search is not None):
-                outputs = request.live
-            elif i in failing:
-                outputs = branch.members
-            else:
-                continue
-            self.sent[request.id].disturbed = True
-            self.due |= {(request.id, o.index): "error" for o in outputs}
-
-    def note_cut(self, request: Request) -> None:
-        """Only a request that takes more than the whole pool alone is cut short."""
-        sent, size, prompt = self.sent[request.id], self.size, len(request.prompt)
-        texts = [(*request.prompt.tolist(), *output.tokens) for output in request.live]
-        if request.search is None:
-            shared = prompt // size
-            blocks = shared + sum(-(-len(text) // size) - shared for text in texts)
-        else:
-            ends = {text[:end] for text in texts for end in [*range(size, len(text), size)]}
-            blocks = len(ends | set(texts))
-        assert blocks > self.num_blocks
-        sent.cut = True
+        stem = STEMS[0][:public]
+        self.watch = Watch(self.run, self.executor, caching, stem, self.sent, self.due)
 
     # ---- the rules
 
@@ -372,10 +285,14 @@ class EngineMachine(RuleBasedStateMachine):
 
     def one_step(self) -> None:
         core, scheduler = self.run.core, self.run.scheduler
-        preempted = self.preempted
+        preempted = self.watch.preempted
         before = len(self.run.steps)
         output = self.output()
-        deltas, stats = core.step(1.5)
+        self.watch.planning = True
+        try:
+            deltas, stats = core.step(1.5)
+        finally:
+            self.watch.planning = False
         self.run.record(deltas)
         self.take(deltas)
         if stats is None:
@@ -386,7 +303,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert stats.num_tokens == step.num_tokens
             assert stats.num_running == len(scheduler._running)
             assert stats.num_waiting == len(self.live()) - stats.num_running
-            assert stats.num_preempted == self.preempted - preempted
+            assert stats.num_preempted == self.watch.preempted - preempted
             assert stats.blocks_free == manager.num_free_blocks
             assert stats.blocks_cached == manager.num_cached_blocks
             assert stats.blocks_held == manager.num_held_blocks
@@ -435,7 +352,7 @@ class EngineMachine(RuleBasedStateMachine):
         if self.refused(sent):
             assert all(not delta.token_ids for delta in sent.deltas)
             return
-        (cached,) = {delta.num_cached_tokens for delta in sent.deltas} or {0}
+        (cached,) = {d.num_cached_tokens for d in sent.deltas if d.admitted_at is not None} or {0}
         assert 0 <= cached <= (len(add.prompt) - 1 if self.caching else 0)
         scores = prompt_scores(sent.deltas)
         wanted = prompt_scores(alone(add, 0, self.eos, self.max_model_len))
@@ -456,10 +373,13 @@ class EngineMachine(RuleBasedStateMachine):
             count = len(got.tokens)
             assert got.tokens == expected.tokens[:count]
             assert got.logprobs == expected.logprobs[:count]
+            plain = drawn(add, i, self.eos, self.max_model_len)
+            assert got.tokens == plain.tokens[:count]
             if end is None or sent.disturbed:
                 continue
             if end.error is None:
                 assert got == expected
+                assert (got.tokens, got.finish_reason, got.stop_reason) == plain
             else:
                 assert end.finish_reason == "length"
                 assert sent.cut or len(add.prompt) + count > self.num_blocks * self.size
@@ -475,7 +395,7 @@ class EngineMachine(RuleBasedStateMachine):
         """Pool, tables, samples and what the engine knows of its requests."""
         self.run.check()
         core, scheduler = self.run.core, self.run.scheduler
-        assert scheduler.stats.num_preemptions == self.preempted
+        assert scheduler.stats.num_preemptions == self.watch.preempted
         assert core._ids >= set(scheduler._requests)
         undelivered = {delta.request_id for delta in core._deltas}
         assert set(scheduler._requests) | undelivered >= set(self.live())

@@ -1,4 +1,7 @@
-"""What a request gives when it is alone, and an executor that goes wrong on demand."""
+"""What a request gives when it is alone: by the engine with room for everything, and by no engine.
+
+`drawn` shares no code with the engine: it is a plain loop around the toy model's arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from harness import VOCAB, Run
 
-from pagedkv.engine.toy import ToyExecutor
+from pagedkv.engine.toy import chain, mix, uniform
 from pagedkv.scheduling.messages import Add, Delta
-from pagedkv.scheduling.step import Result, Step, TokenLogprobs
-
-FAULTS = ("submit", "collect", "interrupt", "samples", "tokens", "type", "row", "silent")
+from pagedkv.scheduling.step import TokenLogprobs
 
 
 class Sampled(NamedTuple):
@@ -92,55 +93,55 @@ def alone(add: Add, sample: int, eos: tuple[int, ...], max_model_len: int) -> li
     return list(_alone(pickle.dumps(lone), eos, max_model_len))
 
 
-class Interrupt(BaseException):
-    """Stands for Ctrl-C, which would end the test run as well."""
+class Drawn(NamedTuple):
+    """The tokens of one sample, why it ended, and the stop token that ended it."""
+
+    tokens: tuple[int, ...]
+    finish_reason: str
+    stop_reason: int | None
 
 
-class FaultyExecutor(ToyExecutor):
-    """Goes wrong in the next step, in the way that `fault` names, and then no more."""
+def drawn(add: Add, sample: int, eos: tuple[int, ...], max_model_len: int) -> Drawn:
+    """What the toy model draws for one sample, token by token, in a pool without end.
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        super().__init__(num_blocks, block_size, VOCAB)
-        self.fault: str | None = None
-        self.row = 0
-        self.step: Step | None = None
+    A token that ends the sample is drawn no earlier than after `min_tokens` others.
+    """
+    params = add.params
+    return _drawn(
+        add.prompt,
+        add.seed + sample if params.temperature > 0 else None,
+        params.min_tokens,
+        min(params.max_tokens, max_model_len - len(add.prompt)),
+        frozenset(params.stop_token_ids),
+        frozenset(() if params.ignore_eos else eos),
+    )
 
-    def submit(self, step: Step):
-        self.step = step
-        if self.fault == "submit":
-            self.fault = None
-            raise RuntimeError("submit")
-        return super().submit(step)
 
-    def collect(self, ticket):
-        result = super().collect(ticket)
-        fault, self.fault = self.fault, None
-        if fault == "collect":
-            raise RuntimeError("collect")
-        if fault == "interrupt":
-            raise Interrupt
-        return result if fault is None else self.spoiled(fault, result)
-
-    def spoiled(self, fault: str, result: Result) -> Result:
-        if fault == "samples":
-            return replace(result, indptr=result.indptr[:-1])
-        if fault == "tokens":
-            return replace(result, tokens=np.append(result.tokens, np.int32(VOCAB)))
-        if fault == "type":
-            return replace(result, tokens=result.tokens.tolist())
-        if fault == "row":
-            return replace(result, errors={**result.errors, self.row: "row"})
-        return replace(  # silent: the first sample draws nothing
-            result,
-            tokens=result.tokens[1:],
-            indptr=np.maximum(result.indptr - 1, 0),
-            logprobs=result.logprobs[1:],
-        )
-
-    def failing(self, fault: str, step: Step) -> list[int] | None:
-        """Rows that the fault ends; None for the whole step."""
-        if fault == "row":
-            return [self.row]
-        if fault == "silent":
-            return [step.samples[0].row] if step.samples else []
-        return None
+@lru_cache(maxsize=4096)
+def _drawn(
+    prompt: tuple[int, ...],
+    key: int | None,
+    at_least: int,
+    at_most: int,
+    named: frozenset[int],
+    silent: frozenset[int],
+) -> Drawn:
+    vocab = mix(np.arange(VOCAB, dtype=np.uint64))
+    before = mix(np.zeros(1, np.uint64))
+    for position, token in enumerate(prompt):
+        before = chain(before, np.array([token], np.int32), np.array([position]))
+    tokens: list[int] = []
+    while True:
+        position = len(prompt) + len(tokens)
+        noise = np.uint64(0)
+        if key is not None:
+            noise = mix(np.array([key | position << 32], np.uint64))
+        values = uniform(mix(before ^ noise ^ vocab)).tolist()
+        allowed = set(range(VOCAB)) - (named | silent if len(tokens) < at_least else set())
+        token = min(allowed, key=lambda token: (-values[token], token))
+        tokens.append(token)
+        before = chain(before, np.array([token], np.int32), np.array([position]))
+        if len(tokens) > at_least and token in named | silent:
+            return Drawn(tuple(tokens), "stop", None if token in silent else token)
+        if len(tokens) == at_most:
+            return Drawn(tuple(tokens), "length", None)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from harness import Run, solo
+from harness import VOCAB, Run, solo
 
 from pagedkv.cache import BlockManager
 from pagedkv.engine.core import EngineCore
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Abort, Add
-from pagedkv.scheduling.params import SamplingParams
+from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
 from pagedkv.scheduling.scheduler import Scheduler
 from pagedkv.simulation.clock import VirtualClock
 from pagedkv.simulation.executor import LinearCost, TimedExecutor
@@ -303,6 +303,60 @@ def test_group_cold_prompt_has_no_cached_tokens():
     assert {d.num_cached_tokens for d in run.deltas} == {0}
     assert sum(len(run.tokens["a", i]) for i in range(3)) == 9
     assert sum(step.num_tokens for step in run.steps) == 9 + 3 * 2
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 16])
+@pytest.mark.parametrize("width", [2, 3])
+def test_group_beams_are_those_of_a_search_that_recomputes_everything(width, block_size):
+    """transformers#46612, #29730: beams changed parents, some caches kept the old order."""
+    prompt, steps = tokens(7, 5), 8
+    beams = [(0.0, ())]
+    switches = 0
+    for _ in range(steps):
+        grown = []
+        for rank, (total, text) in enumerate(beams):
+            scores = next_logprobs((*prompt, *text))
+            grown += [(total + float(scores[t]), (*text, t), rank) for t in range(VOCAB)]
+        grown = sorted(grown, key=lambda beam: -beam[0])[:width]
+        switches += [rank for _, _, rank in grown] != list(range(len(grown)))
+        beams = [(total, text) for total, text, _ in grown]
+    assert switches > 2
+    run = Run(block_size=block_size, max_num_seqs=width)
+    beam = BeamSearchParams(width, steps, length_penalty=0.0, ignore_eos=True)
+    run.core.send(Add("a", tuple(prompt), beam.sampling, 0.0, 0, beam=beam))
+    run.finish()
+    for i, (total, text) in enumerate(beams):
+        assert run.tokens["a", i] == list(text)
+        assert run.ends["a", i].score == pytest.approx(total, abs=1e-4)
+
+
+def next_logprobs(text: tuple[int, ...]) -> dict[int, float]:
+    """Of the toy model after a text, in an engine that has seen nothing else."""
+    run = Run(block_size=16, budget=64, prefix_caching=False)
+    run.add("a", text, max_tokens=1, logprobs=VOCAB)
+    run.finish()
+    (scored,) = run.deltas[0].logprobs
+    return dict(zip(scored.ids.tolist(), scored.values.tolist(), strict=True))
+
+
+def test_group_state_of_beams_does_not_meet_samples_of_the_same_id():
+    """openvino.genai PR#615: beams first, then samples under the id of the beams."""
+    run = Run()
+    beam = BeamSearchParams(3, 4)
+    for _ in range(2):
+        run.ends.clear()
+        run.tokens.clear()
+        run.core.send(Add("same", (1, 2, 3), beam.sampling, 0.0, 0, beam=beam))
+        run.finish()
+        best = [run.tokens["same", i] for i in range(3)]
+        run.ends.clear()
+        run.tokens.clear()
+        run.add("same", [1, 2, 3], 5, temperature=1.0, max_tokens=4, n=2)
+        run.finish()
+        for i in range(2):
+            expected = solo([1, 2, 3], 5 + i, temperature=1.0, max_tokens=4)
+            assert run.tokens["same", i] == expected
+    assert len({tuple(text) for text in best}) == 3
 
 
 # Deadlock, livelock, starvation

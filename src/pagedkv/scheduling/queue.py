@@ -12,6 +12,8 @@ from pagedkv.scheduling.request import Request
 class WaitingQueue:
     """A priority queue. Removal is lazy: a request that has left is dropped when it comes up.
 
+    Once more than half have left, all of those are dropped (amortised O(log n) a removal): a first
+    request that waits long does not keep the ones that left behind it.
     Keys are unique and stay as they are while the request waits. A request that left from the
     middle (an abort) does not come back.
     """
@@ -37,3 +39,6 @@ class WaitingQueue:
         self._waiting.discard(request.order)
         while self._heap and self._heap[0][1].order not in self._waiting:
             heapq.heappop(self._heap)
+        if len(self._heap) > 2 * len(self._waiting) + 64:
+            self._heap = [entry for entry in self._heap if entry[1].order in self._waiting]
+            heapq.heapify(self._heap)

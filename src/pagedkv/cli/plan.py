@@ -185,12 +185,17 @@ def _recovery_table(recovery: Recovery) -> Table:
         swap, recompute = recovery.swap_seconds(tokens), recovery.recompute_seconds(tokens)
         table.add_row(
             f"{tokens:,}",
-            f"{swap * 1e3:.3g} ms",
-            f"{recompute * 1e3:.3g} ms",
+            _time(swap),
+            _time(recompute),
             "swap" if swap < recompute else "recompute",
             f"{_size(recovery.crossover_link(tokens))}/s",
         )
     return table
+
+
+def _time(seconds: float) -> str:
+    """Milliseconds below a second: 0.25 is "250 ms"."""
+    return f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else f"{seconds:,.2f} s"
 
 
 def _size(value: float) -> str:

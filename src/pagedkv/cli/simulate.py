@@ -127,7 +127,10 @@ def allocators(
     if as_json:
         print(json.dumps(reports))
         return
-    table = Table("", "resident", "live", "vain", "refused", "moved", "restored", "steps")
+    # Without a frame eight columns fit into 80 characters.
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, caption_justify="left")
+    for name in ("", "resident", "live", "vain", "refused", "moved", "restored", "steps"):
+        table.add_column(name, justify="right" if name else "left")
     for name, report in reports.items():
         table.add_row(
             name,
@@ -158,15 +161,18 @@ def serve(
         typer.Option(help="Only so many. Default: the whole trace, or 500.", metavar="INTEGER"),
     ] = None,
     rate: Annotated[
-        float, typer.Option(help="Invented requests: arrivals a second.", metavar="NUMBER")
-    ] = 2.0,
+        float | None,
+        typer.Option(help="Invented requests: arrivals a second. Default: 2.", metavar="NUMBER"),
+    ] = None,
     prompt_tokens: Annotated[
-        int, typer.Option(help="Invented requests: mean.", metavar="INTEGER")
-    ] = 256,
+        int | None, typer.Option(help="Invented requests: mean. Default: 256.", metavar="INTEGER")
+    ] = None,
     output_tokens: Annotated[
-        int, typer.Option(help="Invented requests: mean.", metavar="INTEGER")
-    ] = 128,
-    seed: Annotated[int, typer.Option(help="Of invented requests.", metavar="INTEGER")] = 0,
+        int | None, typer.Option(help="Invented requests: mean. Default: 128.", metavar="INTEGER")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of invented requests. Default: 0.", metavar="INTEGER")
+    ] = None,
     blocks: Annotated[int, typer.Option(help="Blocks of the pool.", metavar="INTEGER")] = 2048,
     block_size: Annotated[int, typer.Option(help="Tokens a block.", metavar="INTEGER")] = 16,
     max_num_seqs: Annotated[
@@ -194,8 +200,22 @@ def serve(
     context; prefill tokens).
     """
     if trace is None:
-        wanted = make_trace(requests or 500, rate, prompt_tokens, output_tokens, seed)
+        wanted = make_trace(
+            500 if requests is None else requests,
+            2.0 if rate is None else rate,
+            256 if prompt_tokens is None else prompt_tokens,
+            128 if output_tokens is None else output_tokens,
+            seed or 0,
+        )
     else:
+        for option, given in (
+            ("--rate", rate),
+            ("--prompt-tokens", prompt_tokens),
+            ("--output-tokens", output_tokens),
+            ("--seed", seed),
+        ):
+            if given is not None:
+                raise ConfigError(f"{option} is for invented requests: leave it out, or --trace")
         wanted = _read(trace)
         wanted = wanted if requests is None else wanted.first(requests)
     server = Server(blocks, block_size, max_num_seqs, token_budget, max_model_len)

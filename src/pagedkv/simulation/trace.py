@@ -42,7 +42,9 @@ class Trace:
         return len(self.prompt_tokens)
 
     def first(self, n: int) -> Trace:
-        """The first n requests."""
+        """The first n requests, or all if there are fewer. ConfigError if n < 1."""
+        if n < 1:
+            raise ConfigError(f"requests={n}: give at least 1")
         return Trace(
             None if self.arrivals is None else self.arrivals[:n],
             self.prompt_tokens[:n],

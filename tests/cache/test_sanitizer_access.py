@@ -227,6 +227,17 @@ def test_a_write_to_a_block_that_a_fork_sees() -> None:
     close_all(m, s, t)
 
 
+def test_a_write_behind_the_place_in_a_block_that_nobody_else_sees() -> None:
+    m = sanitized(block_size=4)
+    s = allocating(m, [1])
+    slot = int(m.reserve([s], [1]).slots[0])
+    with caught(Misuse.FOREIGN_WRITE, block=1, seq=s, step=5):
+        watching(m).check_writes([s], [1], np.array([slot + 1]))
+    with caught(Misuse.SHARED_WRITE, block=1, seq=s, step=5):  # published: a hit would see it
+        watching(m).check_writes([s], [1], np.array([slot - 1]))
+    m.close(s)
+
+
 def test_a_write_to_a_committed_slot_of_a_shared_block() -> None:
     m = sanitized()
     s = allocating(m, [1, 2])

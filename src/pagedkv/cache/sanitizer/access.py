@@ -228,7 +228,13 @@ class Access:
             place = int(np.flatnonzero(slots == foreign[0])[0])
             block, seq = int(foreign[0]) // size, int(owners[min(place, len(owners) - 1)])
             inside = self._is_block(block)
-            shared = inside and seq in shadow.holders(block)
+            holders = shadow.holders(block) if inside else []
+            # Behind the filled slots of a block of its own it is a wrong place, and seen by nobody.
+            shared = seq in holders and (
+                len(holders) > 1
+                or shadow.leases[block] > 0
+                or foreign[0] % size < shadow.filled[block]
+            )
             fail(
                 Misuse.SHARED_WRITE if shared else Misuse.FOREIGN_WRITE,
                 f"sequence {seq} writes slot {foreign[0]}, and has not reserved it",

@@ -125,7 +125,7 @@ class Sanitizer:
         self._record("check_idle", (), {})
         self.report.site = self.report.sites.here("check_idle")
         for seq in self._shadow.seqs[self._shadow.seqs > 0].tolist():
-            self.report.fail(Misuse.LEAK, f"nothing is to do, sequence {seq} is open", seq=seq)
+            self.report.fail(Misuse.LEAK, f"the engine is idle, sequence {seq} is open", seq=seq)
         self._checks.nothing_held()
 
     def begin_step(self, index: int) -> None:

@@ -64,6 +64,7 @@ def report(num_blocks: int, max_model_len: int = 100, max_num_seqs: int = 256) -
         backend="reference",
         backend_reason="attention backend reference: asked for",
         linear_kernels="torch",
+        sanitize=False,
     )
 
 

@@ -434,7 +434,7 @@ def test_generate_raises_the_first_error_though_cleaning_up_finds_more(
         llm.generate(PROMPTS, GREEDY, on_step=damage)
     assert caught.value.__context__ is None and caught.value.kind == Misuse.COUNT
     first = str(caught.value).splitlines()[0]
-    assert f'"error": "{first}"' in log.read_text().splitlines()[-1]
+    assert f'"error": "{first}\\n' in log.read_text().splitlines()[-1]
     assert log.read_text().count('"error"') == 1
 
 

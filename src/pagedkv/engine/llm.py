@@ -193,6 +193,7 @@ class LLM:
             backend=backend_name,
             backend_reason=reason,
             linear_kernels=linear_kernels(),
+            sanitize=sanitize,
         )
         for line in self.report.lines():
             _LOG.info("%s", line)
@@ -244,7 +245,7 @@ class LLM:
         wanted = [params] if isinstance(params, BeamSearchParams) else params
         for given in _listed("params", wanted, "BeamSearchParams, or one for each prompt"):
             if not isinstance(given, BeamSearchParams):
-                raise RequestError(f"params={given!r:.200} must be BeamSearchParams")
+                raise RequestError(f"params must be BeamSearchParams, not {type(given).__name__}")
         prepared = self.prepare(prompts, params, tenant=tenant, cache_salt=cache_salt)
         return self.run(prepared, on_step=on_step)
 

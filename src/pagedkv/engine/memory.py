@@ -76,6 +76,7 @@ class StartupReport:
     backend: str
     backend_reason: str
     linear_kernels: str
+    sanitize: bool
 
     @property
     def longest_context(self) -> int:
@@ -97,6 +98,7 @@ class StartupReport:
             f"{self.block_size} tokens, {show_bytes(pool)} of {show_bytes(self.memory.available)} "
             "available",
             f"longest context {self.longest_context:,} tokens x {self.concurrency} at a time",
+            *(("the sanitizer checks every use of a block",) if self.sanitize else ()),
         )
 
 

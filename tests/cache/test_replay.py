@@ -273,6 +273,14 @@ def test_another_version(header: dict[str, Any], match: str, log: Path) -> None:
             {"call": "open", "args": [{"array": "<i4", "values": [1]}], "kwargs": {}},
             "argument in line 3 is damaged",
         ),
+        (
+            {
+                "call": "open",
+                "args": [{"array": "<i8", "values": [10**30], "shape": [1]}],
+                "kwargs": {},
+            },
+            "argument in line 3 is damaged",
+        ),
         ({"error": "early", "call": "open"}, "line 3"),
     ],
 )
@@ -284,7 +292,23 @@ def test_a_call_that_does_not_exist(call: Any, match: str, log: Path) -> None:
         replay(log)
 
 
-@pytest.mark.parametrize("content", ["", "\n", "{}", "[]\n", "not json\n", '{"format": 1}\n'])
+@pytest.mark.parametrize(
+    ("call", "args"),
+    [
+        ("check_copies", [1]),
+        ("check_copies", [{"array": "<i4", "values": [], "shape": [0, 0]}]),
+        ("check_reads", [[], [], ["x"]]),
+    ],
+)
+def test_a_report_that_no_engine_makes(call: str, args: list[Any], log: Path) -> None:
+    rewrite(log, {}, [{"call": call, "args": args, "kwargs": {}}])
+    with pytest.raises(ConfigError, match=f"call 1, {call}, is damaged"):
+        replay(log)
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, "", "\n", "{}", "[]\n", "not json\n", '{"format": 1}\n']
+)
 def test_a_file_of_another_kind(content: str, tmp_path: Path) -> None:
     (tmp_path / "log").write_text(content)
     with pytest.raises(ConfigError):

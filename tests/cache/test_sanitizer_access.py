@@ -354,6 +354,9 @@ def _copying(m: BlockManager) -> tuple[SeqId, SeqId, np.ndarray]:
     [
         ([1, 0, 0], Misuse.FREED_READ, 3),  # from another block
         ([0, 1, 0], Misuse.FOREIGN_WRITE, 4),  # to another block
+        ([0, 99, 0], Misuse.FOREIGN_WRITE, 102),  # out of the pool
+        ([99, 0, 0], Misuse.FREED_READ, 101),
+        ([-9, 0, 0], Misuse.FREED_READ, -7),
         ([0, 0, 1], Misuse.PAST_EXTENT, 2),  # more than is filled
         ([0, 0, -1], Misuse.SLOT_NEVER, 2),  # less than is filled
     ],
@@ -396,6 +399,17 @@ def test_a_transfer_of_a_block_that_nobody_holds() -> None:
     with caught(Misuse.FREED_READ, block=1, step=5) as found:
         watching(m).check_blocks(np.array([1], np.int32))
     assert found.functions("last released")[0] == "test_a_transfer_of_a_block_that_nobody_holds"
+
+
+@pytest.mark.parametrize("block", [-1, 99])
+def test_a_transfer_of_a_block_that_the_pool_does_not_have(block: int) -> None:
+    m = sanitized()
+    s = m.open(list(range(m.num_blocks * m.block_size)))
+    m.reserve([s], [m.num_blocks * m.block_size])  # block -1 would be one that is held
+    with caught(Misuse.FREED_READ, block=block, step=5) as found:
+        watching(m).check_blocks(np.array([block], np.int32))
+    assert f"block {block}: not in the pool" in str(found.error)
+    close_all(m, s)
 
 
 def test_what_the_store_is_told() -> None:

@@ -54,6 +54,9 @@ def test_plan_of_the_embedded_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["token_bytes"] == 2 * 30 * 3 * 64 * 2
 
 
+SWAP = ("--model-shape", "1,2,1", "--link", "1GB", "--flops", "1e14", "--parameters", "1e9")
+
+
 @pytest.mark.parametrize(
     ("args", "why"),
     [
@@ -62,6 +65,15 @@ def test_plan_of_the_embedded_model(capsys: pytest.CaptureFixture[str]) -> None:
         (["--model-shape", "1,2,3", "--memory", "lots"], "--memory='lots' is not a size"),
         (["--model-shape", "1,2,3", "--link", "1GB"], "--flops is needed too"),
         (["--model-shape", "1,2,3", "--mean-output", "0"], "--mean-output=0"),
+        (["--model-shape", "1,2,3", "--memory", "9" * 400], "is more than 2**63 bytes"),
+        (["--model-shape", "1,2," + "9" * 400], "give at least 1 and less than"),
+        (["--model-shape", "1,2,3", "--reserve", "9" * 400], "give at least 1 and less than"),
+        ([*SWAP, "--flops", "inf"], "flops=inf: give at least 1 and less than"),
+        ([*SWAP, "--flops", "1e-320"], "flops=1e-320: give at least 1 and less than"),
+        ([*SWAP, "--parameters", "inf"], "parameters=inf"),
+        ([*SWAP, "--parameters", "0"], "parameters=0.0"),
+        ([*SWAP, "--heads", "0"], "attention_width=0"),
+        ([*SWAP, "--heads", "9" * 400], "attention_width=9"),
         (["--model", "no such model"], "is unknown: give"),
     ],
 )
@@ -135,3 +147,19 @@ def test_simulate_allocators(trace: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "oracle, compacting" in json.loads(capsys.readouterr().out)
     assert run(args) == 0
     assert "max, compacting" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (["memory", "--block-sizes", "9" * 30], "less than 2**31"),
+        (["allocators", "--requests", "0"], "requests=0"),
+        (["allocators", "--step-ms", "inf"], "step_seconds=inf"),
+        (["serve", "--requests", "-1"], "requests=-1"),
+    ],
+)
+def test_a_trace_is_not_simulated_with(
+    args: list[str], why: str, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["simulate", *args, "--trace", str(trace)]) == 2
+    assert why in capsys.readouterr().err

@@ -73,5 +73,32 @@ def test_settings_that_cannot_work_are_refused() -> None:
         serve(trace, Server(0), COST)
     with pytest.raises(ConfigError, match="max_num_seqs=0"):
         serve(trace, Server(4, max_num_seqs=0), COST)
-    with pytest.raises(ConfigError, match="rate=0"):
-        make_trace(1, 0.0, 5, 5)
+    with pytest.raises(ConfigError, match="block_size=0"):
+        serve(trace, Server(4, 0), COST)
+    with pytest.raises(ConfigError, match="requests=0"):
+        trace.first(0)
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        ((1, 0.0, 5, 5), "rate=0"),
+        ((1, 1e-320, 5, 5), "rate=1e-320"),
+        ((10**18, 1.0, 5, 5), "num_requests=10+:"),
+        ((1, 1.0, 10**30, 5), "prompt_tokens=10+:"),
+        ((1, 1.0, 5, 0), "output_tokens=0"),
+        ((1, 1.0, 5, 5, -1), "seed=-1"),
+    ],
+)
+def test_requests_that_cannot_be_invented_are_refused(
+    args: tuple[int, float, int, int], why: str
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        make_trace(*args)
+
+
+def test_prompts_that_can_never_run_take_no_memory() -> None:
+    most = np.array([2**31 - 1])
+    for size, ids in ((None, None), (10**9 - 1, (np.array([7, 8, 9]),))):
+        run = serve(Trace(None, most, np.array([1]), None, size, ids), Server(4, 4), COST)
+        assert run.requests[0].reason == "error"

@@ -66,6 +66,9 @@ def test_without_arrivals_the_order_of_the_file_stands(tmp_path: Path) -> None:
         ("1.0,2,1,3-1", r"line 3: block ids '3-1' are neither n nor a-b"),
         ("1.0,2,1,a", r"line 3: block ids 'a' are neither"),
         ("1.0,2,1", r"line 3: block16_ids is missing"),
+        ("1.0,2,1,0-2147483646", r"line 3: block ids '0-2147483646' are neither"),
+        ("1.0,2,1," + "9" * 5000, r"line 3: block ids '9+' are neither"),
+        ("1e300,2,1,0", r"line 3: arrival_s='1e300' must be finite and at least 0, less than"),
         ("1.0,99999999999,1,0", r"line 3: prompt_tokens='99999999999' must be a whole number"),
     ],
 )
@@ -87,6 +90,19 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str, why: str) -> None:
         ),
         ("a.jsonl", "{\n", "line 1: no JSON"),
         ("a.jsonl", "[1]\n", "line 1: .* is no object"),
+        ("a.jsonl", "[" * 100_000, "line 1: no JSON"),
+        (
+            "a.jsonl",
+            '{"prompt_tokens": 1' + "0" * 400 + ', "output_tokens": 1}',
+            "line 1: prompt_tokens=10+ is no number",
+        ),
+        ("a.csv", "prompt_tokens,output_tokens,block0_ids\n1,2,0\n", "column 'block0_ids'"),
+        ("a.csv", f"prompt_tokens,output_tokens,block{'9' * 5000}_ids\n1,2,0\n", "column 'block9"),
+        (
+            "a.csv",
+            "prompt_tokens,prompt_tokens,output_tokens\n1,2,3\n",
+            r"columns \['prompt_tokens'\] are there twice",
+        ),
         ("a.jsonl", '{"prompt_tokens": 1, "output_tokens": true}', None),
     ],
 )
@@ -105,3 +121,24 @@ def test_a_file_that_is_not_there_or_binary(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="is no CSV text"):
         read_trace(tmp_path / "b.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "arrival_s,prompt_tokens,output_tokens\r\n2.5,3,1\r\n"),
+        ("a.jsonl", '{"arrival_s": 2.5, "prompt_tokens": 3, "output_tokens": 1}\n'),
+    ],
+)
+def test_a_byte_order_mark_hides_no_column(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_bytes(("\ufeff" + text).encode())
+    trace = read_trace(tmp_path / name)
+    assert trace.arrivals is not None
+    assert trace.arrivals.tolist() == [2.5]
+
+
+def test_a_run_of_ids_ends_with_the_prompt(tmp_path: Path) -> None:
+    text = "prompt_tokens,output_tokens,block16_ids\n33,1,0-1073741823 9\n"
+    ids = read_trace(write(tmp_path, text)).block_ids
+    assert ids is not None
+    assert ids[0].tolist() == [0, 1, 2]

@@ -247,6 +247,47 @@ def test_an_index_that_breaks_later_turns_the_tier_off(tmp_path: Path) -> None:
 PROMPT = np.arange(10, dtype=np.int32)
 
 
+@pytest.mark.parametrize("damage", ["used = 9223372036854775807", "used = 'x'", "checksum = NULL"])
+def test_an_index_with_values_of_any_kind_is_no_error(tmp_path: Path, damage: str) -> None:
+    tier = disk(tmp_path / "d")
+    for i in range(4):
+        tier.put(name(i), tokens(i), payload(i))
+    index = sqlite3.connect(tmp_path / "d" / "index.db")
+    index.execute(f"UPDATE slots SET {damage}")
+    index.commit()
+    for i in range(8):
+        has(tier, i)
+        tier.put(name(i), tokens(i), payload(i))
+        has(tier, i)
+    tier.close()
+    index.close()
+
+
+def test_an_index_that_was_emptied_is_filled_again(tmp_path: Path) -> None:
+    tier = disk(tmp_path / "d")
+    tier.put(name(1), tokens(1), payload(1))
+    index = sqlite3.connect(tmp_path / "d" / "index.db")
+    index.execute("DELETE FROM slots")
+    index.commit()
+    index.close()
+    assert not has(tier, 1)
+    assert tier.put(name(2), tokens(2), payload(2))
+    assert has(tier, 2)
+    tier.close()
+
+
+def test_a_large_disk_tier_takes_no_room_before_it_is_used(tmp_path: Path) -> None:
+    tier = disk(tmp_path / "d", blocks=2**40)
+    assert tier.put(name(1), tokens(1), payload(1))
+    assert has(tier, 1)
+    tier.close()
+
+
+def test_host_memory_that_cannot_be_had_is_refused() -> None:
+    with pytest.raises(ConfigError, match="give less"):
+        HostTier(2**70, BYTES)
+
+
 def test_names_say_all_that_kv_depends_on() -> None:
     def names(fingerprint: bytes = b"m", space: str | None = None, public: int = 0) -> list[bytes]:
         return list(Namer(fingerprint).chain(PROMPT, make_frames(space, None), public, 4))

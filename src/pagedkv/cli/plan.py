@@ -70,7 +70,11 @@ def plan(
     recovery = None
     if link is not None or flops is not None:
         recovery = _recovery(
-            shape, heads or found_heads, parameters or found_parameters, flops, link
+            shape,
+            found_heads if heads is None else heads,
+            found_parameters if parameters is None else parameters,
+            flops,
+            link,
         )
     if as_json:
         print(json.dumps(_facts(capacity, recovery)))

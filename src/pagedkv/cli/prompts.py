@@ -83,4 +83,7 @@ def parse_bytes(text: str, option: str) -> int:
     if match is None or (match[3] and not match[2]):
         raise ConfigError(f"{option}={text!r} is not a size: give bytes, 512MiB or 2GB")
     base = 1024 if match[3] else 1000
-    return int(float(match[1]) * base ** _UNITS.index(match[2].lower()))
+    size = float(match[1]) * base ** _UNITS.index(match[2].lower())
+    if size >= 2**63:
+        raise ConfigError(f"{option}={text[:80]!r} is more than 2**63 bytes: give less")
+    return int(size)

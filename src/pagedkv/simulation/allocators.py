@@ -205,7 +205,7 @@ def compare(
         ("seats", seats),
         ("step_seconds", step_seconds),
     ):
-        if not value > 0:
+        if not 0 < value < float("inf"):
             raise ConfigError(f"{name}={value}: give more than 0")
     if num_slots < block_size:
         raise ConfigError(f"num_slots={num_slots}: give a block of {block_size} at least")
@@ -233,6 +233,8 @@ def compare(
 def _requests(trace: Trace, step_seconds: float) -> deque[Resident]:
     arrivals = [0] * len(trace)
     if trace.arrivals is not None:
+        if trace.arrivals.max() / step_seconds >= 2**63:
+            raise ConfigError(f"step_seconds={step_seconds}: too many steps: give more")
         arrivals = (trace.arrivals / step_seconds).astype(int).tolist()
     rows = zip(trace.prompt_tokens.tolist(), trace.output_tokens.tolist(), arrivals, strict=True)
     return deque(Resident(i, *row) for i, row in enumerate(rows) if row[1])

@@ -12,6 +12,11 @@ from pagedkv.errors import ConfigError
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8": 1, "int8": 1}
 
 
+def _check(name: str, value: float, limit: float) -> None:
+    if not 1 <= value < limit:
+        raise ConfigError(f"{name}={value}: give at least 1 and less than {limit}")
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """What the size of a model's K/V depends on."""
@@ -23,8 +28,7 @@ class ModelShape:
 
     def __post_init__(self) -> None:
         for name in ("layers", "kv_heads", "head_dim"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: give at least 1")
+            _check(name, getattr(self, name), 2**31)
         if self.dtype not in BYTES:
             raise ConfigError(f"dtype={self.dtype!r}: use one of {', '.join(BYTES)}")
 
@@ -46,8 +50,7 @@ class Capacity:
 
     def __post_init__(self) -> None:
         for name in ("memory", "block_size", "reserve", "mean_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: give at least 1")
+            _check(name, getattr(self, name), 2**63)
         if self.mean_tokens > self.reserve:
             raise ConfigError(
                 f"mean_tokens={self.mean_tokens} pass the reservation of {self.reserve}: no "
@@ -106,8 +109,7 @@ class Recovery:
 
     def __post_init__(self) -> None:
         for name in ("parameters", "attention_width", "flops", "link"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)}: give more than 0")
+            _check(name, getattr(self, name), 1e30)
         if self.ways not in (1, 2):
             raise ConfigError(f"ways={self.ways}: 1, or 2 when copying out is waited for too")
 

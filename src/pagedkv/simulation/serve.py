@@ -110,6 +110,8 @@ def serve(trace: Trace, server: Server, cost: LinearCost) -> SimulatedRun:
     config = SchedulerConfig(
         server.max_num_seqs, server.max_num_batched_tokens, server.max_model_len
     )
+    if server.block_size < 1:
+        raise ConfigError(f"block_size={server.block_size}: give at least 1")
     try:
         manager = BlockManager(
             server.num_blocks,
@@ -126,7 +128,7 @@ def serve(trace: Trace, server: Server, cost: LinearCost) -> SimulatedRun:
     core = EngineCore(Scheduler(manager, config), TimedExecutor(clock, cost))
     arrivals = trace.arrivals if trace.arrivals is not None else np.zeros(len(trace))
     run = SimulatedRun([RequestTimes(t) for t in arrivals.tolist()], server.block_size)
-    waiting = deque(_requests(trace, arrivals))
+    waiting = deque(_requests(trace, arrivals, server.max_model_len))
     while waiting or core.has_unfinished():
         if not core.has_unfinished():
             clock.now = max(clock.now, waiting[0].arrival)
@@ -151,21 +153,22 @@ def _note(run: SimulatedRun, delta: Delta, now: float) -> None:
         run.cached_tokens += delta.num_cached_tokens
 
 
-def _requests(trace: Trace, arrivals: Float64) -> Iterator[Add]:
+def _requests(trace: Trace, arrivals: Float64, max_model_len: int) -> Iterator[Add]:
     outputs = np.maximum(trace.output_tokens, 1).tolist()
     for i, (arrival, output) in enumerate(zip(arrivals.tolist(), outputs, strict=True)):
         params = SamplingParams(max_tokens=output, ignore_eos=True)
         tenant = None if trace.tenants is None else trace.tenants[i]
-        prompt = tuple(_prompt(trace, i).tolist())
+        prompt = tuple(_prompt(trace, i, max_model_len).tolist())
         yield Add(str(i), prompt, params, arrival, seed=i, tenant=tenant)
 
 
-def _prompt(trace: Trace, i: int) -> Int64:
+def _prompt(trace: Trace, i: int, max_model_len: int) -> Int64:
     """Token ids: those of a block say which block it is, so prompts share what the ids share.
 
-    Without ids the first token says which request it is, and nothing is shared.
+    Without ids the first token says which request it is, and nothing is shared. A prompt that is
+    too long to run is cut, and too long still.
     """
-    n = int(trace.prompt_tokens[i])
+    n = min(int(trace.prompt_tokens[i]), max_model_len)
     if trace.block_ids is None or trace.block_size is None:
         tokens = np.zeros(n, np.int64)
         tokens[0] = i + 1
@@ -173,4 +176,4 @@ def _prompt(trace: Trace, i: int) -> Int64:
     ids, size = trace.block_ids[i], trace.block_size
     # Ids of full blocks alone: what is left over belongs to nobody else.
     ids = np.append(ids, 2**30 + i)[: -(-n // size)]
-    return np.repeat(ids, size)[:n]
+    return ids[np.arange(min(n, len(ids) * size)) // size]

@@ -22,7 +22,9 @@ import numpy.typing as npt
 from pagedkv.errors import ConfigError
 
 _BLOCK_COLUMN = re.compile(r"block(\d+)_ids")
-_RUN = re.compile(r"(\d+)(?:-(\d+))?")
+_RUN = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?")
+_MAX_COUNT = 2**31  # of tokens, exclusive
+_MAX_ID = 2**30  # of blocks, exclusive
 
 Int64 = npt.NDArray[np.int64]
 
@@ -59,7 +61,7 @@ def read_trace(path: str | Path) -> Trace:
     """Reads a trace. ConfigError names the line and the value that cannot be right."""
     path = Path(path)
     try:
-        with path.open(encoding="utf-8", newline="") as lines:
+        with path.open(encoding="utf-8-sig", newline="") as lines:
             rows = list(_json_rows(lines, path) if path.suffix == ".jsonl" else _csv_rows(lines))
     except OSError as error:
         raise ConfigError(f"trace {path} cannot be read: {error.strerror}") from error
@@ -72,6 +74,9 @@ def read_trace(path: str | Path) -> Trace:
 
 def _csv_rows(lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     reader = csv.DictReader(lines)
+    names = [name for name in reader.fieldnames or () if name]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise csv.Error(f"columns {sorted(twice)} are there twice")
     for row in reader:
         yield reader.line_num, row
 
@@ -82,7 +87,7 @@ def _json_rows(lines: Iterator[str], path: Path) -> Iterator[tuple[int, dict[str
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path}, line {number}: no JSON: {error}") from error
         if not isinstance(row, dict):
             raise ConfigError(f"{path}, line {number}: {line[:60]!r} is no object")
@@ -105,8 +110,18 @@ class _Reader:
         column = next((name for name in self._names if _BLOCK_COLUMN.fullmatch(str(name))), None)
         size, ids = None, None
         if column is not None:
-            size = int(column.removeprefix("block").removesuffix("_ids"))
-            ids = tuple(self._ids(line, value) for line, value in self._column(column))
+            digits = column.removeprefix("block").removesuffix("_ids")
+            size = int(digits) if len(digits) < 10 else 0
+            if not size:
+                raise ConfigError(
+                    f"trace {self._path} has a column {column!r}: blocks have 1 to 10**9 - 1 tokens"
+                )
+            ids = tuple(
+                self._ids(line, value, -(-tokens // size))
+                for (line, value), tokens in zip(
+                    self._column(column), prompts.tolist(), strict=True
+                )
+            )
         order = np.arange(len(prompts))
         if arrivals is not None:
             order = np.argsort(arrivals, kind="stable")
@@ -132,7 +147,7 @@ class _Reader:
         counts = []
         for line, value in self._column(name):
             number = self._number(line, name, value)
-            if number != int(number) or not least <= number < 2**31:
+            if number != int(number) or not least <= number < _MAX_COUNT:
                 self._refuse(line, f"{name}={value!r} must be a whole number from {least}")
             counts.append(int(number))
         return np.array(counts, np.int64)
@@ -146,24 +161,29 @@ class _Reader:
     def _number(self, line: int, name: str, value: Any) -> float:
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             self._refuse(line, f"{name}={value!r} is no number")
-        if not np.isfinite(number) or number < 0:
-            self._refuse(line, f"{name}={value!r} must be finite and at least 0")
+        if not 0 <= number < 2**53:
+            self._refuse(line, f"{name}={value!r} must be finite and at least 0, less than 2**53")
         return number
 
-    def _ids(self, line: int, value: Any) -> Int64:
+    def _ids(self, line: int, value: Any, blocks: int) -> Int64:
+        """Ids of the prompt's `blocks` blocks; what a run says beyond them is left out."""
         if isinstance(value, list):
-            if not all(type(i) is int and 0 <= i < 2**31 for i in value):
-                self._refuse(line, f"block ids {str(value)[:60]!r} must be whole numbers from 0")
+            if not all(type(i) is int and 0 <= i < _MAX_ID for i in value):
+                self._refuse(
+                    line, f"block ids {str(value)[:60]!r} must be whole numbers in [0, 2**30)"
+                )
             return np.array(value, np.int64)
         runs = []
         for item in str(value).split():
             match = _RUN.fullmatch(item)
             first, last = (0, -1) if match is None else (int(match[1]), int(match[2] or match[1]))
-            if not first <= last < 2**31:
-                self._refuse(line, f"block ids {item!r} are neither n nor a-b")
-            runs.append(np.arange(first, last + 1))
+            if not first <= last < _MAX_ID:
+                self._refuse(line, f"block ids {item!r} are neither n nor a-b in [0, 2**30)")
+            run = np.arange(first, min(last + 1, first + blocks))
+            runs.append(run)
+            blocks -= len(run)
         return np.concatenate(runs) if runs else np.zeros(0, np.int64)
 
     def _refuse(self, line: int, why: str) -> Any:
@@ -175,16 +195,20 @@ def make_trace(
 ) -> Trace:
     """Invented requests: Poisson arrivals (`rate` a second), geometric lengths of the given means.
 
-    ConfigError for what is not above 0.
+    ConfigError for a count outside [1, 2**31), a rate of which arrivals cannot be made, a seed
+    below 0.
     """
     for name, value in (
         ("num_requests", num_requests),
-        ("rate", rate),
         ("prompt_tokens", prompt_tokens),
         ("output_tokens", output_tokens),
     ):
-        if not 0 < value < np.inf:
-            raise ConfigError(f"{name}={value}: give more than 0")
+        if not 1 <= value < _MAX_COUNT:
+            raise ConfigError(f"{name}={value}: give more than 0 and less than 2**31")
+    if not 1e-9 <= rate < np.inf:
+        raise ConfigError(f"rate={rate}: give more than 0, at least 1e-9 a second")
+    if seed < 0:
+        raise ConfigError(f"seed={seed}: give at least 0")
     rng = np.random.default_rng(seed)
     return Trace(
         np.cumsum(rng.exponential(1 / rate, num_requests)),

@@ -31,11 +31,11 @@ def utilisation(
 ) -> Utilisation:
     """Compares reservations on a trace. max_length: None: its longest request's.
 
-    ConfigError: no block size, one below 1, no output in the trace, max_length below 1.
+    ConfigError: no block size, one outside [1, 2**31), no output in the trace, max_length below 1.
     """
     for size in block_sizes:
-        if size < 1:
-            raise ConfigError(f"block size {size}: give at least 1")
+        if not 1 <= size < 2**31:
+            raise ConfigError(f"block size {size}: give at least 1 and less than 2**31")
     if not block_sizes:
         raise ConfigError("no block sizes: give at least one")
     prompts, outputs = trace.prompt_tokens, trace.output_tokens

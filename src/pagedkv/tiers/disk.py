@@ -26,7 +26,7 @@ _LOG = logging.getLogger("pagedkv")
 
 VERSION = 1
 _BUSY_SECONDS = 5.0  # how long to wait for another process
-# One row a slot; those that are empty have no name and were used longest ago.
+# One row a slot that was ever used; those that are empty have no name and were used longest ago.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (version INTEGER, block_bytes INTEGER, fingerprint BLOB);
 CREATE TABLE IF NOT EXISTS slots (
@@ -138,18 +138,14 @@ class DiskTier:
                 )
             # The capacity may have been another one.
             index.execute("DELETE FROM slots WHERE slot >= ?", (self._slots,))
-            (first,) = index.execute("SELECT COALESCE(MAX(slot) + 1, 0) FROM slots").fetchone()
-            index.executemany(
-                "INSERT INTO slots (slot, used) VALUES (?, 0)",
-                ((slot,) for slot in range(first, self._slots)),
-            )
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
         """Turns the tier off when the folder fails."""
         try:
             yield
-        except (OSError, sqlite3.Error, ValueError) as error:
+        except (OSError, sqlite3.Error, ValueError, TypeError, OverflowError) as error:
+            # The last three: a damaged index may hold anything in any column.
             self.off = f"the disk tier in {self._folder} is off: {error}"
             _LOG.warning("%s", self.off)
             self._release()
@@ -204,9 +200,7 @@ class DiskTier:
             self._write_uses(index)
             if index.execute("SELECT 1 FROM slots WHERE name = ?", (name,)).fetchone():
                 return
-            slot, before = index.execute(
-                "SELECT slot, name FROM slots ORDER BY used LIMIT 1"
-            ).fetchone()
+            slot, before = self._take_slot(index)
             payload = data.tobytes()
             written = os.pwrite(self._file, payload, slot * self.block_bytes)
             if written != self.block_bytes:
@@ -214,11 +208,20 @@ class DiskTier:
             if self._durable:
                 os.fsync(self._file)
             index.execute(
-                "UPDATE slots SET name = ?, tokens = ?, checksum = ?, used = ? WHERE slot = ?",
-                (name, tokens, _checksum(name, payload), self._next_use(index), slot),
+                "INSERT OR REPLACE INTO slots VALUES (?, ?, ?, ?, ?)",
+                (slot, name, tokens, _checksum(name, payload), self._next_use(index)),
             )
         self.stats.stored += 1
         self.stats.evicted += before is not None
+
+    def _take_slot(self, index: sqlite3.Connection) -> tuple[int, bytes | None]:
+        """An empty slot, else one behind all others, else the one used longest ago; its name."""
+        oldest = index.execute("SELECT slot, name FROM slots ORDER BY used LIMIT 1").fetchone()
+        (new,) = index.execute("SELECT COALESCE(MAX(slot) + 1, 0) FROM slots").fetchone()
+        if new < self._slots and (oldest is None or oldest[1] is not None):
+            return new, None
+        slot, name = oldest
+        return slot, name
 
     def _write_uses(self, index: sqlite3.Connection) -> None:
         used, self._used = self._used, {}
@@ -226,7 +229,7 @@ class DiskTier:
             index.execute("UPDATE slots SET used = ? WHERE name = ?", (self._next_use(index), name))
 
     def _next_use(self, index: sqlite3.Connection) -> int:
-        (last,) = index.execute("SELECT MAX(used) FROM slots").fetchone()
+        (last,) = index.execute("SELECT COALESCE(MAX(used), 0) FROM slots").fetchone()
         return int(last) + 1
 
 

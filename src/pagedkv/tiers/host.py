@@ -25,7 +25,10 @@ class HostTier:
                 f"a host tier of {capacity} bytes holds no block of {block_bytes} bytes: give more"
             )
         self.block_bytes, self.stats = block_bytes, TierStats()
-        self._arena = np.empty((slots, block_bytes), np.uint8)  # pages come when they are written
+        try:  # pages come when they are written
+            self._arena = np.empty((slots, block_bytes), np.uint8)
+        except (MemoryError, ValueError) as error:
+            raise ConfigError(f"a host tier of {capacity} bytes: {error}: give less") from error
         self._free = list(range(slots - 1, -1, -1))
         self._found: OrderedDict[BlockName, tuple[int, bytes]] = OrderedDict()  # oldest use first
 

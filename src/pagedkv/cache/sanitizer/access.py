@@ -156,6 +156,12 @@ class Access:
     def blocks(self, blocks: Int32) -> None:
         """Blocks about to be read or written as a whole."""
         shadow = self._shadow
+        for block in blocks[(blocks < 0) | (blocks >= len(shadow.references))].tolist():
+            self._report.fail(
+                Misuse.FREED_READ,
+                f"block {block} is transferred, and the pool does not have it",
+                block=block,
+            )
         for block in blocks[
             (shadow.references[blocks] <= 0) & (shadow.leases[blocks] <= 0)
         ].tolist():

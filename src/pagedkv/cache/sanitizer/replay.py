@@ -66,6 +66,8 @@ def replay(path: str | Path) -> Replay:
             return Replay(number, error, recorded)
         except REFUSALS:
             continue
+        except Exception as error:  # of a report: the manager's own have become SanitizerErrors
+            raise ConfigError(f"{path}: call {number}, {name}, is damaged: {error!r}") from error
     return Replay(len(calls), None, recorded)
 
 
@@ -85,7 +87,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[Call], str | None]:
 def _line(text: str, path: Path, number: int) -> dict[str, Any]:
     try:
         line = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: line {number} is damaged or cut off: {error}") from error
     if not isinstance(line, dict):
         raise ConfigError(f"{path}: line {number} is {text[:80]!r}, not a call")
@@ -100,7 +102,7 @@ def _call(line: dict[str, Any], path: Path, number: int) -> Call:
         raise ConfigError(f"{path}: line {number} is {str(line)[:80]!r}, not a call")
     try:
         return name, from_json(args), {key: from_json(value) for key, value in kwargs.items()}
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ConfigError(f"{path}: an argument in line {number} is damaged: {error}") from error
 
 

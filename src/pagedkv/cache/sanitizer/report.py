@@ -8,6 +8,7 @@ from pagedkv.cache.errors import Misuse, SanitizerError
 from pagedkv.cache.sanitizer.recording import Recording
 from pagedkv.cache.sanitizer.shadow import Shadow
 from pagedkv.cache.sanitizer.sites import Sites
+from pagedkv.cache.types import NULL_BLOCK
 
 NO_STEP = -1
 
@@ -41,6 +42,8 @@ class Reporter:
 
     def _block_lines(self, block: int) -> list[str]:
         shadow = self._shadow
+        if not NULL_BLOCK <= block < len(shadow.references):
+            return [f"block {block}: not in the pool"]
         holders = shadow.holders(block)
         state = (
             f"block {block}: generation {shadow.generations[block]}, "

@@ -70,6 +70,15 @@ def test_the_least_recently_used_goes_first(tier: Tier) -> None:
     tier.close()
 
 
+def test_a_closed_tier_stores_and_finds_nothing(tier: Tier) -> None:
+    assert tier.put(name(1), tokens(1), payload(1))
+    tier.close()
+    assert not tier.put(name(2), tokens(2), payload(2))
+    assert not has(tier, 1)
+    assert tier.contains([name(1), name(2)]) == [False, False]
+    assert (tier.num_blocks(), tier.stats.refused, tier.stats.misses) == (0, 1, 1)
+
+
 def test_other_tokens_under_a_name_are_a_miss(tier: Tier) -> None:
     tier.put(name(1), tokens(1), payload(1))
     assert not tier.get(name(1), b"others", np.zeros(BYTES, np.uint8))

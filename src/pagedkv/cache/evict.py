@@ -21,8 +21,8 @@ import numpy as np
 
 from pagedkv.cache.types import Int32, Mask
 
-# Smaller pools are plain LRU: no prompt is small beside them, so there is no scan to resist.
 EVICTION_POLICIES = ("slru", "lru")
+# Smaller pools are plain LRU: no prompt is small beside them, so there is no scan to resist.
 SCAN_RESISTANT_FROM = 64
 PROTECTED_SHARE = 4  # the protected ring holds one part in so many of the pool
 GHOSTS_A_BLOCK = 2  # names remembered for each block of the pool

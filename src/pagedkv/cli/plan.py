@@ -90,9 +90,14 @@ def _shape(
     model: str | None, text: str | None, dtype: str | None
 ) -> tuple[ModelShape, int, float | None]:
     """The shape, its query heads, and its parameters where they are known."""
-    if (model is None) == (text is None):
-        raise ConfigError("give either --model or --model-shape layers,K/V heads,head dim")
-    if text is not None:
+    if model is not None and text is None:
+        from pagedkv.models.shape import read_shape  # torch takes seconds to import
+
+        facts = read_shape(model)
+        own = dtype or facts.dtype or "float16"
+        shape = ModelShape(facts.layers, facts.kv_heads, facts.head_dim, own)
+        return shape, facts.heads, facts.parameters
+    if text is not None and model is None:
         try:
             layers, kv_heads, head_dim = map(int, text.split(","))
         except ValueError:
@@ -100,22 +105,16 @@ def _shape(
                 f"--model-shape={text!r} must be layers,K/V heads,head dim, such as 32,8,128"
             ) from None
         return ModelShape(layers, kv_heads, head_dim, dtype or "float16"), kv_heads, None
-    from pagedkv.models.shape import read_shape  # torch takes seconds to import
-
-    assert model is not None
-    facts = read_shape(model)
-    own = dtype or facts.dtype or "float16"
-    shape = ModelShape(facts.layers, facts.kv_heads, facts.head_dim, own)
-    return shape, facts.heads, facts.parameters
+    raise ConfigError("give either --model or --model-shape layers,K/V heads,head dim")
 
 
 def _recovery(
     shape: ModelShape, heads: int, parameters: float | None, flops: float | None, link: str | None
 ) -> Recovery:
-    for option, value in (("--link", link), ("--flops", flops), ("--parameters", parameters)):
-        if value is None:
-            raise ConfigError(f"{option} is needed too, to compare swap and recompute")
-    assert parameters is not None and flops is not None and link is not None
+    if link is None or flops is None or parameters is None:
+        given = {"--link": link, "--flops": flops, "--parameters": parameters}
+        missing = next(option for option, value in given.items() if value is None)
+        raise ConfigError(f"{missing} is needed too, to compare swap and recompute")
     return Recovery(
         shape, parameters, heads * shape.head_dim, flops, float(parse_bytes(link, "--link"))
     )

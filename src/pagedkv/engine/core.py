@@ -71,6 +71,7 @@ class EngineCore:
         Returns what there is to deliver, and the step's numbers (None: nothing was computed).
         An error of the executor ends the requests of its batch and is reported in their deltas.
         What was decided before an interrupt or an InvariantError is delivered by the next call.
+        InvariantError, SanitizerError: the state is not to be trusted any more.
         """
         try:
             stats = self._iterate(now)

@@ -30,10 +30,10 @@ class _Seal(NamedTuple):
 
 
 class SanitizedPlan:
-    """The plan of the backend inside, and the batch it was made for."""
+    """The plan of the backend inside, the batch it was made for, and whose the rows are."""
 
-    def __init__(self, plan: Plan, batch: AttentionBatch) -> None:
-        self.plan, self.batch = plan, batch
+    def __init__(self, plan: Plan, batch: AttentionBatch, seqs: npt.NDArray[np.int64]) -> None:
+        self.plan, self.batch, self.seqs = plan, batch, seqs
 
     @property
     def num_shared_spans(self) -> int:
@@ -64,9 +64,8 @@ class SanitizedBackend:
             batch.context_lens.copy(),
             batch.tables.copy(),
             batch.slots.copy(),
-            batch.seqs.copy(),
         )
-        return SanitizedPlan(self._inner.plan(batch), copy)
+        return SanitizedPlan(self._inner.plan(batch), copy, batch.seqs.copy())
 
     def run(
         self, plan: Plan, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
@@ -76,7 +75,7 @@ class SanitizedBackend:
         out = self._inner.run(plan.plan, layer, q, k, v)
         wrong = torch.isnan(out).any(dim=(1, 2)) if out.isnan().any() else None
         if wrong is not None:
-            self._explain(plan.batch, layer, wrong.numpy(), _finite(q, k, v))
+            self._explain(plan, layer, wrong.numpy(), _finite(q, k, v))
         return out
 
     def copy_blocks(self, copies: npt.NDArray[np.int32]) -> None:
@@ -154,7 +153,7 @@ class SanitizedBackend:
 
     def _explain(
         self,
-        batch: AttentionBatch,
+        plan: SanitizedPlan,
         layer: int,
         wrong: npt.NDArray[np.bool_],
         finite: npt.NDArray[np.bool_],
@@ -163,14 +162,14 @@ class SanitizedBackend:
 
         wrong: tokens whose output has NaN. finite: tokens whose q, k and v are finite.
         """
-        assert batch.seqs is not None
+        batch = plan.batch
         ends = np.cumsum(batch.query_lens)
         rows = np.searchsorted(ends, np.flatnonzero(wrong), side="right")
         size = self.spec.block_size
         for row in np.unique(rows).tolist():
             if not finite[ends[row] - batch.query_lens[row] : ends[row]].all():
                 continue
-            seq, length = int(batch.seqs[row]), int(batch.context_lens[row])
+            seq, length = int(plan.seqs[row]), int(batch.context_lens[row])
             blocks = batch.tables[row, : -(-length // size)]
             stored = self._inner.read_blocks(blocks)[:, layer].isnan().any(dim=(1, 3, 4))
             places = np.flatnonzero(stored.numpy().reshape(-1)[:length])

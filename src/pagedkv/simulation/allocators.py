@@ -196,8 +196,9 @@ def compare(
 ) -> dict[str, dict[str, float]]:
     """Reports by allocator. max_length: what "max" reserves; None: the longest request's tokens.
 
-    A request that its allocator can never take is left out and counted. ConfigError for a number
-    that is not above 0 and for a pool smaller than a block.
+    A request that its allocator can never take is left out and counted; one without output takes no
+    step and is left out. ConfigError for a number that is not above 0 and for a pool smaller than a
+    block.
     """
     for name, value in (
         ("block_size", block_size),

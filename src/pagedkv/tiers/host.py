@@ -49,6 +49,9 @@ class HostTier:
         if name in self._found:
             self._found.move_to_end(name)
             return True
+        if not self._free and not self._found:  # closed
+            self.stats.refused += 1
+            return False
         if not self._free:
             _, (slot, _) = self._found.popitem(last=False)
             self._free.append(slot)

@@ -22,7 +22,7 @@ class TierStats:
     misses: int = 0
     stored: int = 0
     evicted: int = 0
-    refused: int = 0  # not stored: the tier is off, or the block is larger than it
+    refused: int = 0  # not stored: the tier is off or closed
     damaged: int = 0  # found, and not what was stored: dropped
 
 

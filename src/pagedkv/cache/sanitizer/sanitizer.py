@@ -177,7 +177,8 @@ class Sanitizer:
         self, seqs: Sequence[int] | Int64, lengths: Sequence[int] | Int32 | Int64, tables: Int32
     ) -> None:
         """Positions [0, length) about to be read through table rows int32 [n, >= blocks]."""
-        self._kernel("check_reads", (int_array(seqs, "seqs"), int_array(lengths, "l"), tables))
+        whose, ends = int_array(seqs, "seqs"), int_array(lengths, "lengths")
+        self._kernel("check_reads", (whose, ends, tables))
 
     def check_blocks(self, blocks: Int32) -> None:
         """Whole blocks about to be read or written, by a transfer: they must be held or leased."""

@@ -183,6 +183,31 @@ def test_arguments_are_kept_as_they_were(tmp_path: Path) -> None:
     assert calls[-2][1][0].tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    "strange",
+    [
+        np.zeros(1, np.longdouble),
+        np.zeros(1, [("a", "i4")]),
+        np.array(["x"], object),
+        np.longdouble(1),
+        np.complex64(1),
+        [np.datetime64("2020-01-01")],
+    ],
+)
+def test_an_argument_that_cannot_be_written_down_hides_no_error(
+    strange: Any, tmp_path: Path
+) -> None:
+    """The call was refused, and is again."""
+    m = BlockManager(4, 2, sanitize=True)
+    recorded(m, tmp_path / "log")
+    with pytest.raises(ValueError, match="token"):
+        m.open(strange)
+    assert m.sanitizer is not None
+    with pytest.raises(SanitizerError):
+        m.sanitizer.check_blocks(np.array([1], np.int32))
+    assert replay(tmp_path / "log").reproduced
+
+
 def test_many_calls_keep_the_log_small(tmp_path: Path) -> None:
     m = BlockManager(8, 2, sanitize=True)
     path = tmp_path / "log"

@@ -496,6 +496,16 @@ def test_a_snapshot_with_counts_that_are_wrong_is_not_taken_over(monkeypatch: Pa
         BlockManager.restore(data, sanitize=True)
 
 
+def test_an_iterator_is_read_once() -> None:
+    """As without the sanitizer, which looks at the arguments too."""
+    m = sanitized()
+    s = m.open(iter([1, 2, 3]))
+    m.reserve(iter([s]), counts=iter([3]))
+    m.commit({s: None}.keys(), [[1, 2, 3]])
+    assert m.length(s) == 3
+    m.close(s)
+
+
 def test_refusals_stay_what_they_are() -> None:
     m = sanitized()
     with pytest.raises(ValueError, match="an int32"):

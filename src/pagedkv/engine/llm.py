@@ -164,7 +164,7 @@ class LLM:
         if replay_log is not None and manager.sanitizer is not None:
             try:
                 manager.sanitizer.record(replay_log)
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 raise ConfigError(
                     f"replay_log={str(replay_log)!r} cannot be written: {error}"
                 ) from error

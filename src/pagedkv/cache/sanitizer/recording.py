@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import base64
 import json
+import operator
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -70,7 +71,7 @@ class Recording:
         """
         try:
             self._write([{"error": report}])
-        except OSError as reason:
+        except (OSError, ValueError) as reason:
             return f"the replay log could not be written: {reason}"
         return f"the calls that led here are in {self._path}: pagedkv replay {self._path}"
 
@@ -85,6 +86,13 @@ class Recording:
             "snapshot": base64.b64encode(first.snapshot).decode(),
         }
         self._path.write_text(json.dumps(header) + "\n" + body)
+
+
+def listed(value: Any) -> Any:
+    """An iterable that may be read only once, or cannot be written down, as a list."""
+    if isinstance(value, Iterable) and not isinstance(value, (np.ndarray, Sequence, bytearray)):
+        return list(value)
+    return value
 
 
 def _copy(value: Any) -> Any:
@@ -105,13 +113,16 @@ def _size(value: Any) -> int:
 
 
 def _to_json(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.itemsize <= 8:
         return {"array": value.dtype.str, "values": value.tolist(), "shape": list(value.shape)}
     if isinstance(value, (bytes, bytearray)):
         return {"hex": bytes(value).hex()}
-    if isinstance(value, np.generic):
-        return value.item()
-    return _unreadable(value)
+    if isinstance(value, np.floating):
+        return float(value)
+    try:
+        return operator.index(value)
+    except TypeError:
+        return _unreadable(value)
 
 
 def _unreadable(value: Any) -> dict[str, str]:

@@ -12,7 +12,7 @@ from pagedkv.cache.errors import InvariantError, Misuse
 from pagedkv.cache.sanitizer.access import Access, Export
 from pagedkv.cache.sanitizer.checks import Checks
 from pagedkv.cache.sanitizer.rebuild import rebuild
-from pagedkv.cache.sanitizer.recording import MAX_BYTES, Call, Recording
+from pagedkv.cache.sanitizer.recording import MAX_BYTES, Call, Recording, listed
 from pagedkv.cache.sanitizer.report import NO_STEP, Reporter
 from pagedkv.cache.sanitizer.shadow import Shadow
 from pagedkv.cache.sanitizer.watch import Watch
@@ -76,6 +76,8 @@ class Sanitizer:
         self, verb: str, method: Callable[..., _R], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> _R:
         """Runs a verb of the manager and compares what it did with what it promises."""
+        args = [listed(value) for value in args]
+        kwargs = {key: listed(value) for key, value in kwargs.items()}
         self._record(verb, args, kwargs)
         try:
             result = method(self._manager, *args, **kwargs)

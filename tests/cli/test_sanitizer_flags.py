@@ -122,12 +122,11 @@ def test_a_log_without_the_sanitizer_is_refused(pagedkv: Run, tmp_path: Path) ->
     assert "replay_log" not in err and "True" not in err
 
 
-@pytest.mark.parametrize("name", ["nowhere/log", "a\0b"])
-def test_a_log_that_cannot_be_written_is_refused(pagedkv: Run, tmp_path: Path, name: str) -> None:
-    log = tmp_path / name
+def test_a_log_that_cannot_be_written_is_refused(pagedkv: Run, tmp_path: Path) -> None:
+    log = tmp_path / "nowhere" / "log"
     status, out, err = pagedkv("generate", "a", "--sanitize", "--replay-log", str(log))
     assert (status, out) == (2, "")
-    assert "cannot be written" in one_line(err) and repr(str(log)) in err and "--replay-log" in err
+    assert "cannot be written" in one_line(err) and str(log) in err and "--replay-log" in err
 
 
 @pytest.mark.parametrize("value", ["yes", "2", " "])

@@ -16,6 +16,7 @@ from pagedkv.attention.backends import BACKENDS, make_backend
 from pagedkv.attention.interface import AttentionBackend, AttentionBatch, KVSpec
 from pagedkv.cache import BlockManager, Misuse, SanitizerError
 from pagedkv.engine.sanitized import SanitizedBackend
+from pagedkv.errors import ConfigError
 from pagedkv.scheduling.messages import StepStats
 from pagedkv.scheduling.step import Result, Step, Ticket
 
@@ -436,6 +437,11 @@ def test_generate_raises_the_first_error_though_cleaning_up_finds_more(
     first = str(caught.value).splitlines()[0]
     assert f'"error": "{first}\\n' in log.read_text().splitlines()[-1]
     assert log.read_text().count('"error"') == 1
+
+
+def test_a_log_whose_name_no_file_can_have_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be written: embedded null byte"):
+        make(folder, sanitize=True, replay_log="a\0b")
 
 
 def test_generate_raises_the_first_error_though_ending_the_batch_finds_more(

@@ -12,7 +12,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from pagedkv.cache import BlockManager
+from pagedkv.cache import BlockManager, Misuse, SanitizerError
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.toy import ToyExecutor
 from pagedkv.errors import RequestError
@@ -241,3 +241,21 @@ def test_messages_from_many_threads():
         deltas += core.step(0.0)[0]
     deltas += run(core)
     assert ends(deltas) == {(f"{i}.{j}", 0): "length" for i in range(4) for j in range(20)}
+
+
+@pytest.mark.parametrize("ends_by", ["abort", "length"])
+def test_a_leak_is_found_as_soon_as_nothing_is_to_do(ends_by: str) -> None:
+    manager = BlockManager(32, 4, max_seqs=8, sanitize=True)
+    core = EngineCore(Scheduler(manager, SchedulerConfig(8, 16, 64)), ToyExecutor(32, 4))
+    core.send(add("a", max_tokens=1 if ends_by == "length" else 9))
+    lost = manager.open([7, 8, 9])
+    if ends_by == "abort":
+        core.step(0.0)
+        core.send(Abort("a"))
+    with pytest.raises(SanitizerError, match=f"sequence {lost} is open") as caught:
+        core.step(1.0)
+    assert (caught.value.kind, caught.value.seq) == (Misuse.LEAK, lost)
+    assert core.has_unfinished()  # the end of "a" is still to be handed out
+    manager.close(lost)
+    deltas, _ = core.step(2.0)
+    assert [delta.finish_reason for delta in deltas][-1] == ends_by

@@ -100,3 +100,20 @@ def test_what_cannot_be_counted_is_refused() -> None:
 def test_real_traces_equal_a_plain_list(name: str, num_blocks: int) -> None:
     trace = read_trace(Path(os.environ["PAGEDKV_TRACES"]) / name)
     assert hit_rate(trace, num_blocks, None, "lru").found_tokens == lru_tokens(trace, num_blocks)
+
+
+@pytest.mark.skipif("PAGEDKV_TRACES" not in os.environ, reason="no traces: set PAGEDKV_TRACES")
+@pytest.mark.parametrize(
+    ("name", "num_blocks"),
+    [
+        ("mooncake_conversation.csv", 3_655),
+        ("mooncake_conversation.csv", 37_000),  # where it is furthest below
+        ("agent_sessions.csv", 5_476),
+    ],
+)
+def test_resisting_scans_costs_at_most_a_point_on_real_traces(name: str, num_blocks: int) -> None:
+    trace = read_trace(Path(os.environ["PAGEDKV_TRACES"]) / name)
+    lru, slru = (
+        hit_rate(trace, num_blocks, eviction=policy).token_hit_rate for policy in ("lru", "slru")
+    )
+    assert slru >= lru - 0.01

@@ -86,6 +86,22 @@ def test_other_tokens_under_a_name_are_a_miss(tier: Tier) -> None:
     tier.close()
 
 
+def test_a_payload_of_another_size_is_refused(tier: Tier) -> None:
+    tier.put(name(1), tokens(1), payload(1))
+    for wrong in (
+        np.zeros(BYTES + 1, np.uint8),
+        np.zeros(BYTES, np.int8),
+        np.zeros((1, BYTES), np.uint8),
+    ):
+        with pytest.raises(ValueError, match=r"a payload is uint8 \[64\]"):
+            tier.put(name(2), tokens(2), wrong)
+        with pytest.raises(ValueError, match=r"a payload is uint8 \[64\]"):
+            tier.get(name(1), tokens(1), wrong)
+    assert has(tier, 1)
+    assert tier.num_blocks() == 1
+    tier.close()
+
+
 CALLS = st.lists(st.tuples(st.booleans(), st.integers(0, 7)), max_size=40)
 
 

@@ -77,6 +77,9 @@ class EngineCore:
             stats = self._iterate(now)
         finally:
             self._deltas += self.scheduler.take_deltas()
+        sanitizer = self.scheduler.manager.sanitizer
+        if sanitizer is not None and not len(self.scheduler):
+            sanitizer.check_idle()
         deltas, self._deltas = self._deltas, []
         self._release_ids(deltas)
         return deltas, stats
@@ -93,8 +96,6 @@ class EngineCore:
         use = self._use(step)
         result = self._execute(step, now)
         manager, counts = self.scheduler.manager, self.scheduler.stats
-        if manager.sanitizer is not None and not len(self.scheduler):
-            manager.sanitizer.check_idle()
         return StepStats(
             step=step.index,
             now=now,

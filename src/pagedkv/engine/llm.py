@@ -62,7 +62,7 @@ class LLM:
     seed: from it the seeds of requests that bring none are drawn.
     sanitize: check every use of a block (`pagedkv.cache.sanitizer`): a wrong block table raises
         SanitizerError, with a report. For tests and debugging. PAGEDKV_SANITIZE=1 asks for it too.
-        The LLM is not to be used any more then: its requests are left as they stood.
+        The LLM is not to be used any more then.
     replay_log: file for the calls that led to such an error, for `pagedkv replay`.
 
     `engine` is the LLMEngine, `report` what was chosen. The logger "pagedkv" gets the report's

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from pagedkv.errors import ConfigError
-from pagedkv.tiers.interface import TierStats, UInt8
+from pagedkv.tiers.interface import TierStats, UInt8, check_payload
 from pagedkv.tiers.names import BlockName
 
 _LOG = logging.getLogger("pagedkv")
@@ -81,6 +81,7 @@ class DiskTier:
         return found
 
     def get(self, name: BlockName, tokens: bytes, out: UInt8) -> bool:
+        check_payload(out, self.block_bytes)
         with self._guarded():
             if self._index is not None and self._read(self._index, name, tokens, out):
                 self.stats.hits += 1
@@ -89,6 +90,7 @@ class DiskTier:
         return False
 
     def put(self, name: BlockName, tokens: bytes, data: UInt8) -> bool:
+        check_payload(data, self.block_bytes)
         with self._guarded():
             if self._index is not None:
                 self._write(self._index, name, tokens, data)

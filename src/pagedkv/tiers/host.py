@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pagedkv.errors import ConfigError
-from pagedkv.tiers.interface import TierStats, UInt8
+from pagedkv.tiers.interface import TierStats, UInt8, check_payload
 from pagedkv.tiers.names import BlockName
 
 
@@ -36,6 +36,7 @@ class HostTier:
         return [name in self._found for name in names]
 
     def get(self, name: BlockName, tokens: bytes, out: UInt8) -> bool:
+        check_payload(out, self.block_bytes)
         slot, stored = self._found.get(name, (-1, b""))
         if slot < 0 or stored != tokens:
             self.stats.misses += 1
@@ -46,6 +47,7 @@ class HostTier:
         return True
 
     def put(self, name: BlockName, tokens: bytes, data: UInt8) -> bool:
+        check_payload(data, self.block_bytes)
         if name in self._found:
             self._found.move_to_end(name)
             return True

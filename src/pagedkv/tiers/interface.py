@@ -26,11 +26,18 @@ class TierStats:
     damaged: int = 0  # found, and not what was stored: dropped
 
 
+def check_payload(data: UInt8, block_bytes: int) -> None:
+    """ValueError unless `data` is uint8 [block_bytes]."""
+    if data.dtype != np.uint8 or data.shape != (block_bytes,):
+        raise ValueError(f"a payload is uint8 [{block_bytes}], got {data.dtype} {data.shape}")
+
+
 class Tier(Protocol):
     """A bounded store of blocks, the least recently used of which go first.
 
     A payload is uint8 [block_bytes], all layers of a block in the canonical layout. Nothing here
-    raises for what disk or memory do: a block that cannot be stored or read is a miss.
+    raises for what disk or memory do: a block that cannot be stored or read is a miss. ValueError
+    for a payload or an `out` that is not uint8 [block_bytes].
     """
 
     block_bytes: int

@@ -429,3 +429,19 @@ def test_what_the_store_is_told() -> None:
     again = m.open([1, 2, 3])
     assert w.take_to_verify()[0].tolist() == [1] and not len(w.take_to_verify()[0])
     m.close(again)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "what"),
+    [
+        ("check_copies", ([],), "copies"),
+        ("check_writes", ([], [], [[1]]), "slots"),
+        ("check_reads", ([], 1, np.zeros((0, 0), np.int32)), "lengths"),
+        ("check_reads", ([], [], [1]), "tables"),
+        ("check_reads", ([], [], [[1.0]]), "tables"),
+        ("check_blocks", ([0.5],), "blocks"),
+    ],
+)
+def test_arrays_of_another_form_are_named(name: str, args: tuple[object, ...], what: str) -> None:
+    with pytest.raises(ValueError, match=f"^{what} must be"):
+        getattr(watching(sanitized()), name)(*args)

@@ -52,6 +52,14 @@ def test_public_prefixes_that_are_none_are_refused(folder: Path, prefixes: objec
         make(folder, public_prefixes=prefixes)
 
 
+def test_a_public_prefix_without_a_whole_block_is_told(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(folder, public_prefixes=[{"prompt_token_ids": [1] * n} for n in (4, 3)])
+    (record,) = [r for r in caplog.records if "public_prefixes" in r.getMessage()]
+    assert "public_prefixes[1]" in record.getMessage()
+
+
 def test_a_salt_narrows_sharing_inside_its_tenant(folder: Path) -> None:
     llm = make(folder)
     pairs = [("a", None), ("a", "s"), ("b", "s"), (None, "s"), ("a", "s"), ("a", None)]

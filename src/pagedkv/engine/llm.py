@@ -146,6 +146,14 @@ class LLM:
             vocab_size=config.vocab_size,
             public_prefixes=read_prefixes(loaded.tokenizer, public_prefixes),
         )
+        for i, prefix in enumerate(scheduling.public_prefixes):
+            if len(prefix) < block_size:
+                _LOG.warning(
+                    "public_prefixes[%d] has %d tokens, no whole block of %d: not shared",
+                    i,
+                    len(prefix),
+                    block_size,
+                )
         table_bytes = 4 * scheduling.seats * width
         if table_bytes > memory.available:
             raise ConfigError(

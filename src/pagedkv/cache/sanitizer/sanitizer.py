@@ -54,7 +54,8 @@ class Sanitizer:
     `check_writes` has named is an error too. The K/V store asks `take_to_poison`, `take_to_seal`
     and `take_to_verify` what it should do.
 
-    Everything raises SanitizerError. What raised it has changed the state: do not go on.
+    Everything raises SanitizerError. What raised it has changed the state: do not go on. Arrays
+    that have not the form that is asked for raise ValueError.
     """
 
     def __init__(self, manager: BlockManager) -> None:
@@ -167,24 +168,27 @@ class Sanitizer:
 
     def check_copies(self, copies: Int32) -> None:
         """Copies about to be made, int32 [c, 3]: source, destination, filled slots."""
-        self._kernel("check_copies", (copies,))
+        self._kernel("check_copies", (_rows(copies, "copies"),))
 
     def check_writes(
         self, seqs: Sequence[int] | Int64, counts: Sequence[int] | Int32 | Int64, slots: Int64
     ) -> None:
         """Slots about to be written, flat int64 [sum counts], in the order of the sequences."""
-        self._kernel("check_writes", (int_array(seqs, "seqs"), int_array(counts, "counts"), slots))
+        self._kernel(
+            "check_writes",
+            (int_array(seqs, "seqs"), int_array(counts, "counts"), int_array(slots, "slots")),
+        )
 
     def check_reads(
         self, seqs: Sequence[int] | Int64, lengths: Sequence[int] | Int32 | Int64, tables: Int32
     ) -> None:
         """Positions [0, length) about to be read through table rows int32 [n, >= blocks]."""
         whose, ends = int_array(seqs, "seqs"), int_array(lengths, "lengths")
-        self._kernel("check_reads", (whose, ends, tables))
+        self._kernel("check_reads", (whose, ends, _rows(tables, "tables")))
 
     def check_blocks(self, blocks: Int32) -> None:
         """Whole blocks about to be read or written, by a transfer: they must be held or leased."""
-        self._kernel("check_blocks", (blocks,))
+        self._kernel("check_blocks", (int_array(blocks, "blocks"),))
 
     def take_to_poison(self) -> Int32:
         """Blocks that were allocated since the last call, and free ones that have been written."""
@@ -240,3 +244,11 @@ class Sanitizer:
     def _record(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         if self.report.recording is not None:
             self.report.recording.add(name, args, kwargs)
+
+
+def _rows(values: Int32, what: str) -> Int32:
+    """Outside rows of block ids, [n, w]; ValueError for anything else."""
+    rows = np.asarray(values)
+    if rows.ndim != 2 or rows.dtype.kind not in "iu":
+        raise ValueError(f"{what} must be an integer array of rows, got {values!r:.200}")
+    return rows

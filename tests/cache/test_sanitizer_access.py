@@ -258,7 +258,7 @@ def test_a_write_to_a_block_leased_after_it_was_reserved() -> None:
     m.close(s)
 
 
-@pytest.mark.parametrize("counts", [[1], [3]])
+@pytest.mark.parametrize("counts", [[1], [3], [-1]])
 def test_a_write_of_more_than_was_reserved(counts: list[int]) -> None:
     m = sanitized()
     s = allocating(m, [1, 2])

@@ -89,7 +89,7 @@ class Access:
         again = shadow.written[rows] > 0
         if np.count_nonzero(again) or len(np.unique(rows)) < len(rows):
             self._written_again(seqs, rows, again)
-        for i in np.flatnonzero(counts > shadow.reserved[rows]).tolist():
+        for i in np.flatnonzero((counts < 0) | (counts > shadow.reserved[rows])).tolist():
             fail(
                 Misuse.FOREIGN_WRITE,
                 f"sequence {seqs[i]} writes {counts[i]} tokens at position {starts[i]}, "

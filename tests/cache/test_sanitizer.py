@@ -524,3 +524,24 @@ def test_the_environment_turns_it_on(monkeypatch: Patch) -> None:
     monkeypatch.setenv("PAGEDKV_SANITIZE", "yes")
     with pytest.raises(ConfigError, match="PAGEDKV_SANITIZE='yes': use 1 or 0"):
         BlockManager(4, 2)
+
+
+def test_use_after_close_says_who_closed() -> None:
+    m = BlockManager(4, 2, sanitize=True)
+    seq, other = write(m, [1, 2, 3]), m.open([5])
+    m.close(seq)
+    for call in (
+        lambda: m.close(seq),
+        lambda: m.reserve([other, seq], [1, 1]),
+        lambda: m.fork(seq),
+        lambda: m.truncate(seq, 0),
+    ):
+        with pytest.raises(KeyError, match=f"sequence {seq} is not open") as caught:
+            call()
+        (note,) = caught.value.__notes__
+        assert note.startswith(f"closed, sequence {seq}, by close, called from")
+        assert "test_use_after_close_says_who_closed" in note
+    with pytest.raises(KeyError) as caught:
+        m.close(999)  # never was one
+    assert not hasattr(caught.value, "__notes__")
+    m.close(other)

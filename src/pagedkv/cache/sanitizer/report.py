@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+import numpy as np
+
 from pagedkv.cache.errors import Misuse, SanitizerError
 from pagedkv.cache.sanitizer.recording import Recording
 from pagedkv.cache.sanitizer.shadow import Shadow
@@ -39,6 +41,16 @@ class Reporter:
             lines.append(self.recording.save("\n  ".join(lines)))
             self.recording = None  # what a damaged state leads to later is not of interest
         raise SanitizerError(kind, "\n  ".join(lines), block, seq, step)
+
+    def note_who_closed(self, error: KeyError, seqs: object) -> None:
+        """Adds to the refusal of a call who closed the sequences that it names (PEP 678)."""
+        ids = np.atleast_1d(np.asarray(seqs))
+        if ids.dtype.kind not in "iu" or ids.ndim != 1:
+            return
+        shadow = self._shadow
+        rows = ids % shadow.max_seqs
+        for row in rows[shadow.closed.seqs[rows] == ids].tolist():
+            error.add_note("\n  ".join(shadow.closed.lines(self.sites, row, "closed")))
 
     def _block_lines(self, block: int) -> list[str]:
         shadow = self._shadow

@@ -86,6 +86,8 @@ class Sanitizer:
             self.report.site = self.report.sites.here(verb)
             if not isinstance(error, REFUSALS):
                 self.fail(Misuse.BROKEN_INVARIANT, f"{verb} ended with {error!r}")
+            if isinstance(error, KeyError) and args and verb != "end_lease":
+                self.report.note_who_closed(error, args[0])
             self._check_at_times()
             raise
         self.report.site = self.report.sites.here(verb)

@@ -101,7 +101,7 @@ def wrapper() -> float:
         pass
 
     manager, number = SimpleNamespace(sanitizer=None), 200_000
-    calls = {False: verb, True: watched(verb)}  # type: ignore[arg-type]
+    calls = {False: verb, True: watched(verb)}
     seconds: Times = {on: [] for on in BOTH}
     for _ in range(7):
         for on, call in calls.items():

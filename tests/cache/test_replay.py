@@ -49,7 +49,7 @@ def wrong_slots(m: BlockManager, _: Patch) -> None:
 
 
 def lost_decrement(m: BlockManager, patch: Patch) -> None:
-    s = write(m, np.arange(5, dtype=np.int16))  # type: ignore[arg-type]
+    s = write(m, np.arange(5, dtype=np.int16))
     (t,) = m.fork(s)
     m.reserve([t], [1])
     patch.setattr("pagedkv.cache.manager.end_copies", lambda *_: None)
@@ -137,16 +137,16 @@ def test_refused_calls_are_refused_again(tmp_path: Path) -> None:
         lambda: m.reserve([s], [2]),  # no blocks
         lambda: m.reserve([s], [-1]),
         lambda: m.close(SeqId(99)),
-        lambda: m.open([1.5]),  # type: ignore[list-item]
-        lambda: m.open("text"),  # type: ignore[arg-type]
-        lambda: m.open([1], namespace=object()),  # type: ignore[arg-type]
-        lambda: m.open([1], extra="text"),  # type: ignore[arg-type]
+        lambda: m.open([1.5]),
+        lambda: m.open("text"),
+        lambda: m.open([1], namespace=object()),
+        lambda: m.open([1], extra="text"),
         lambda: m.open(np.array([[1, 2]])),
         lambda: m.open(np.array([1], object)),
-        lambda: m.open({"hex": "zz"}),  # type: ignore[arg-type]
-        lambda: m.open(nothing=1),  # type: ignore[call-arg]
+        lambda: m.open({"hex": "zz"}),
+        lambda: m.open(nothing=1),
         lambda: m.import_sequence(b"damaged"),
-        lambda: m.fork(s, n=np.int64(1000)),  # type: ignore[arg-type]
+        lambda: m.fork(s, n=np.int64(1000)),
     ]
     for refusal in refusals:
         with pytest.raises(Exception, match=r".") as info:

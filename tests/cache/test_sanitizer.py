@@ -513,7 +513,7 @@ def test_refusals_stay_what_they_are() -> None:
     with pytest.raises(KeyError, match="not open"):
         m.close(SeqId(999))
     with pytest.raises(TypeError):
-        m.open(nothing=1)  # type: ignore[call-arg]
+        m.open(nothing=1)
 
 
 def test_the_environment_turns_it_on(monkeypatch: Patch) -> None:

@@ -38,16 +38,23 @@ def full_pool(
     return m
 
 
-def decode_steps(steps: int, num_seqs: int = 256) -> list[float]:
-    """Seconds of each decode step."""
+def decoding(num_seqs: int, sanitize: bool = False) -> tuple[BlockManager, list[int]]:
+    """A full pool and sequences of 200 to 300 tokens."""
     rng = np.random.default_rng(0)
-    m = full_pool(32_768, num_seqs, rng)
+    m = full_pool(32_768, num_seqs, rng, sanitize)
     seqs = []
     for _ in range(num_seqs):
         tokens = rng.integers(0, VOCABULARY, int(rng.integers(200, 300)), dtype=np.int32)
         seqs.append(m.open(tokens))
         m.reserve(seqs[-1:], [len(tokens)])
         m.commit(seqs[-1:], [tokens])
+    return m, seqs
+
+
+def decode_steps(steps: int, num_seqs: int = 256) -> list[float]:
+    """Seconds of each decode step."""
+    m, seqs = decoding(num_seqs)
+    rng = np.random.default_rng(1)
     new_tokens = rng.integers(0, VOCABULARY, (WARM_UP + steps, num_seqs), dtype=np.int32).tolist()
     ones = [1] * num_seqs
     seconds = []

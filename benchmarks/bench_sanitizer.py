@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from bench_cache import BLOCK, VOCABULARY, WARM_UP, full_pool
+from bench_cache import BLOCK, VOCABULARY, WARM_UP, decoding
 from calibration import print_calibration
 from pagedkv import LLM, SamplingParams
 from pagedkv.cache import BlockManager
@@ -25,19 +25,6 @@ MODEL = "smollm2-135m-instruct"
 ROUNDS = 3
 BOTH = (False, True)  # plain, sanitized
 Times = dict[bool, list[float]]
-
-
-def decoding(num_seqs: int, sanitize: bool) -> tuple[BlockManager, list[int]]:
-    """A full pool and sequences of 200 to 300 tokens."""
-    rng = np.random.default_rng(0)
-    m = full_pool(32_768, num_seqs, rng, sanitize)
-    seqs = []
-    for _ in range(num_seqs):
-        tokens = rng.integers(0, VOCABULARY, int(rng.integers(200, 300)), dtype=np.int32)
-        seqs.append(m.open(tokens))
-        m.reserve(seqs[-1:], [len(tokens)])
-        m.commit(seqs[-1:], [tokens])
-    return m, seqs
 
 
 def decode_steps(steps: int = 500, num_seqs: int = 256) -> Times:

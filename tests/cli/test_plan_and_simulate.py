@@ -163,3 +163,17 @@ def test_a_trace_is_not_simulated_with(
 ) -> None:
     assert run(["simulate", *args, "--trace", str(trace)]) == 2
     assert why in capsys.readouterr().err
+
+
+def test_simulate_serve_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.html"
+    assert run(["simulate", "serve", "--requests", "5", "--report", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["requests"] == 5
+    assert path.read_text().count("<svg") == 6
+    for wrong, why in (
+        (tmp_path, "it is a folder"),
+        (tmp_path / "none" / "run.html", "is no folder that can be written to"),
+    ):
+        # A rate that is refused too: the report is looked at first.
+        assert run(["simulate", "serve", "--rate", "0", "--report", str(wrong)]) == 2
+        assert why in capsys.readouterr().err

@@ -6,17 +6,19 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from pagedkv.cli.html_file import check_report, write_report
 from pagedkv.errors import ConfigError
 from pagedkv.simulation.allocators import compare
 from pagedkv.simulation.executor import LinearCost
 from pagedkv.simulation.prefix_cache import hit_rate
-from pagedkv.simulation.serve import Server
+from pagedkv.simulation.report import serve_report
+from pagedkv.simulation.serve import Server, SimulatedRun
 from pagedkv.simulation.serve import serve as simulate
 from pagedkv.simulation.trace import Trace, make_trace, read_trace
 from pagedkv.simulation.utilisation import utilisation
@@ -192,6 +194,10 @@ def serve(
         float,
         typer.Option(help="Microseconds more for each token of context read.", metavar="NUMBER"),
     ] = 0.63,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Write one HTML page with plots here, too.", metavar="FILE"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
     """Requests through the real scheduler and block manager, under a virtual clock.
@@ -199,6 +205,8 @@ def serve(
     The default costs are those of OPT-13B on one A100 as DistServe fitted them (decode step and
     context; prefill tokens).
     """
+    if report is not None:
+        check_report(report)
     if trace is None:
         wanted = make_trace(
             500 if requests is None else requests,
@@ -220,9 +228,26 @@ def serve(
         wanted = wanted if requests is None else wanted.first(requests)
     server = Server(blocks, block_size, max_num_seqs, token_budget, max_model_len)
     run = simulate(wanted, server, LinearCost(step_ms / 1e3, token_us / 1e6, context_us / 1e6))
-    facts = {
+    rows = _serve_rows(run)
+    if report is not None:
+        write_report(report, serve_report(run, rows))
+    if as_json:
+        print(json.dumps(_serve_facts(run)))
+        return
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in rows.items():
+        table.add_row(name, value)
+    Console(highlight=False).print(table)
+
+
+def _failed(run: SimulatedRun) -> int:
+    return sum(request.reason == "error" for request in run.requests)
+
+
+def _serve_facts(run: SimulatedRun) -> dict[str, Any]:
+    return {
         "requests": len(run.requests),
-        "failed": sum(request.reason == "error" for request in run.requests),
+        "failed": _failed(run),
         "seconds": run.seconds,
         "steps": len(run.steps),
         "tokens_per_second": run.throughput,
@@ -233,22 +258,20 @@ def serve(
         "cached_tokens": run.cached_tokens,
         "prompt_tokens": run.prompt_tokens,
     }
-    if as_json:
-        print(json.dumps(facts))
-        return
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, value in (
-        ("requests", f"{facts['requests']:,}, {facts['failed']:,} of them can never run"),
-        ("virtual time", f"{run.seconds:,.1f} s, {len(run.steps):,} steps"),
-        ("generated tokens/s", f"{run.throughput:,.1f}"),
-        ("TTFT", _marks(run.percentiles("ttft"), 1.0, "s")),
-        ("TPOT", _marks(run.percentiles("tpot"), 1e3, "ms")),
-        ("preemptions", f"{run.preemptions:,}"),
-        ("empty slots of held blocks", f"{run.mean_waste:.2%}"),
-        ("prompt tokens", f"{run.prompt_tokens:,}, {run.cached_tokens:,} from the prefix cache"),
-    ):
-        table.add_row(name, value)
-    Console(highlight=False).print(table)
+
+
+def _serve_rows(run: SimulatedRun) -> dict[str, str]:
+    """The same in words."""
+    return {
+        "requests": f"{len(run.requests):,}, {_failed(run):,} of them can never run",
+        "virtual time": f"{run.seconds:,.1f} s, {len(run.steps):,} steps",
+        "generated tokens/s": f"{run.throughput:,.1f}",
+        "TTFT": _marks(run.percentiles("ttft"), 1.0, "s"),
+        "TPOT": _marks(run.percentiles("tpot"), 1e3, "ms"),
+        "preemptions": f"{run.preemptions:,}",
+        "empty slots of held blocks": f"{run.mean_waste:.2%}",
+        "prompt tokens": f"{run.prompt_tokens:,}, {run.cached_tokens:,} from the prefix cache",
+    }
 
 
 def _marks(percentiles: dict[str, float], scale: float, unit: str) -> str:

@@ -36,10 +36,20 @@ class Server:
 
 
 @dataclass(slots=True)
+class Served:
+    """Tokens of one tenant in one second."""
+
+    prompt: int = 0
+    output: int = 0
+
+
+@dataclass(slots=True)
 class RequestTimes:
     """Seconds of one request on the virtual clock."""
 
     arrival: float
+    prompt_tokens: int
+    tenant: str | None = None
     first_token: float | None = None
     end: float | None = None
     tokens: int = 0
@@ -63,10 +73,14 @@ class SimulatedRun:
     """What came of a trace: every request, and every step."""
 
     requests: list[RequestTimes]
+    num_blocks: int
     block_size: int
     steps: list[StepStats] = field(default_factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    # Tokens served by whole second and tenant (None: no tenants): prompt tokens when the first
+    # token is out, and output tokens.
+    served: dict[tuple[int, str | None], Served] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -127,7 +141,7 @@ def serve(trace: Trace, server: Server, cost: LinearCost) -> SimulatedRun:
     clock = VirtualClock()
     core = EngineCore(Scheduler(manager, config), TimedExecutor(clock, cost))
     arrivals = trace.arrivals if trace.arrivals is not None else np.zeros(len(trace))
-    run = SimulatedRun([RequestTimes(t) for t in arrivals.tolist()], server.block_size)
+    run = SimulatedRun(_times(trace, arrivals), server.num_blocks, server.block_size)
     waiting = deque(_requests(trace, arrivals, server.max_model_len))
     while waiting or core.has_unfinished():
         if not core.has_unfinished():
@@ -145,12 +159,25 @@ def serve(trace: Trace, server: Server, cost: LinearCost) -> SimulatedRun:
 
 def _note(run: SimulatedRun, delta: Delta, now: float) -> None:
     request = run.requests[int(delta.request_id)]
-    request.tokens += len(delta.token_ids)
-    if delta.token_ids and request.first_token is None:
-        request.first_token = now
+    if delta.token_ids:
+        second = (int(now), request.tenant)
+        served = run.served.get(second)
+        if served is None:
+            served = run.served[second] = Served()
+        served.output += len(delta.token_ids)
+        request.tokens += len(delta.token_ids)
+        if request.first_token is None:
+            request.first_token = now
+            served.prompt += request.prompt_tokens
     if delta.finish_reason is not None:
         request.end, request.reason = now, delta.finish_reason
         run.cached_tokens += delta.num_cached_tokens
+
+
+def _times(trace: Trace, arrivals: Float64) -> list[RequestTimes]:
+    tenants = [None] * len(trace) if trace.tenants is None else trace.tenants
+    rows = zip(arrivals.tolist(), trace.prompt_tokens.tolist(), tenants, strict=True)
+    return [RequestTimes(*row) for row in rows]
 
 
 def _requests(trace: Trace, arrivals: Float64, max_model_len: int) -> Iterator[Add]:

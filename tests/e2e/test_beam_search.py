@@ -145,8 +145,8 @@ def test_the_same_bits_beside_others_and_after_preemption(
         done: dict[str, RequestOutput] = {}
         steps = 0
         while engine.has_unfinished_requests():
-            for request in list(scheduler._running) if steps == preempt_at else []:
-                scheduler._preempt(request)
+            for request in list(scheduler._roster.running) if steps == preempt_at else []:
+                scheduler._roster.preempt(request)
             done |= {output.request_id: output for output in engine.step() if output.finished}
             steps += 1
         return hypotheses(done["b2"])

@@ -161,8 +161,8 @@ def test_forced_preemption_at_every_step_of_a_short_run(run: Run, dtype: str, n:
     def preempt_at(step: int) -> Callable[[LLM, int], None]:
         def preempt(llm: LLM, now: int) -> None:
             scheduler = llm.engine.core.scheduler
-            for request in list(scheduler._running) if now == step else []:
-                scheduler._preempt(request)
+            for request in list(scheduler._roster.running) if now == step else []:
+                scheduler._roster.preempt(request)
 
         return preempt
 

@@ -163,8 +163,8 @@ def test_what_a_preempted_turn_finds_again_is_counted_once(block_size: int, samp
         for _ in range(at):
             engine.step()
         scheduler = engine.core.scheduler
-        (request,) = scheduler._running
-        scheduler._preempt(request)
+        (request,) = scheduler._roster.running
+        scheduler._roster.preempt(request)
         output = run(engine)["turn"]
         assert output.num_cached_tokens == len(known) - 1
         steps = toy.take()

@@ -8,10 +8,10 @@ from pagedkv.cache import BlockManager, InvariantError
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.toy import ToyExecutor
 from pagedkv.errors import RequestError
+from pagedkv.scheduling import siblings
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Abort, Add, Delta
 from pagedkv.scheduling.params import SamplingParams
-from pagedkv.scheduling.policies import fcfs
 from pagedkv.scheduling.scheduler import Scheduler
 from pagedkv.scheduling.step import Result, Step, Ticket
 
@@ -86,7 +86,9 @@ def test_dead_engine_one_bad_step_ends_its_batch_only(where):
 @pytest.mark.parametrize("where", ["submit", "collect"])
 def test_dead_engine_who_was_not_in_the_bad_step_goes_on(where, monkeypatch):
     """mlx-lm PR#1129. The tables sent with the lost step are sent again with the next one."""
-    monkeypatch.setattr(fcfs, "MAX_PASSINGS", 0)  # "second" does not wait for what "first" computes
+    monkeypatch.setattr(
+        siblings, "MAX_PASSINGS", 0
+    )  # "second" does not wait for what "first" computes
     core = make_core(Breaking(1, where, RuntimeError("x")), budget=4, block_size=1)
     prompt = tuple(range(1, 9))
     send(core, "pair", (9,), n=2)

@@ -111,8 +111,8 @@ def test_abort_in_every_state(steps, sample):
 def test_abort_while_a_step_is_in_flight(sample):
     core = make_core()
     scheduler = core.scheduler
-    scheduler.add(add("a", n=2, temperature=1.0))
-    scheduler.add(add("b", prompt=(1, 2, 3, 4, 5)))
+    scheduler.add(add("a", n=2, temperature=1.0), 0.0)
+    scheduler.add(add("b", prompt=(1, 2, 3, 4, 5)), 0.0)
     step = scheduler.plan(0.0)
     deltas = scheduler.abort(Abort("a", sample))
     deltas += scheduler.commit(core.executor.collect(core.executor.submit(step)), 0.0)

@@ -35,8 +35,8 @@ MUTANTS = (
         "a long prompt takes the whole budget",
         ("bounded waiting",),
         "scheduling/batch.py",
-        "return len(awaiting) > (request.order in awaiting)",
-        "return False",
+        "others_wait = len(awaiting) > (request.order in awaiting)",
+        "others_wait = False",
         (
             _SCHEDULER + "a_prefill_leaves_half_of_the_budget_while_another_request_waits_for_"
             "its_first_token",
@@ -45,8 +45,8 @@ MUTANTS = (
     Mutant(
         "ended samples keep their sequences",
         ("no leak", "terminal once"),
-        "scheduling/scheduler.py",
-        "        self._close([branch for branch in request.branches if not branch.members])\n",
+        "scheduling/roster.py",
+        "        self.close([branch for branch in request.branches if not branch.members])\n",
         "",
         (_SCHEDULING + "leak_a_request_that_ends_in_its_first_step_gives_its_seat_back",),
     ),
@@ -78,7 +78,7 @@ MUTANTS = (
     Mutant(
         "a request waits without end for others",
         ("bounded waiting", "progress"),
-        "scheduling/policies/fcfs.py",
+        "scheduling/siblings.py",
         "return request.num_passings < MAX_PASSINGS",
         "return True",
         (_SIBLINGS + "nobody_is_passed_over_more_often_than_the_limit",),
@@ -145,9 +145,9 @@ MUTANTS = (
     Mutant(
         "the oldest yields",
         ("progress", "preemption"),
-        "scheduling/policies/fcfs.py",
-        "return max(running, key=rank)",
-        "return min(running, key=rank)",
+        "scheduling/scheduler.py",
+        "            self._roster.running[1:],\n",
+        "            self._roster.running[:-1],\n",
         (_ADMISSION + "the_newest_yields_and_the_oldest_is_never_sent_back",),
     ),
     Mutant(
@@ -202,8 +202,8 @@ MUTANTS = (
     Mutant(
         "pruned beams keep their blocks",
         ("beams", "no leak"),
-        "scheduling/scheduler.py",
-        "        self._close([branch for branch, _ in drawn if branch not in heirs])\n",
+        "scheduling/results.py",
+        "    roster.close([branch for branch, _ in drawn if branch not in heirs])\n",
         "",
         (_BEAMS + "beams_share_what_they_have_in_common",),
     ),
@@ -228,14 +228,14 @@ MUTANTS = (
         "another tenant's prefix is taken over",
         ("isolation",),
         "scheduling/scheduler.py",
-        "seq = manager.open(lookup, request.namespace, request.public)",
-        "seq = manager.open(lookup, None, request.public)",
+        "seq = self.manager.open(lookup, request.namespace, request.public)",
+        "seq = self.manager.open(lookup, None, request.public)",
         (_SCHEDULING + "foreign_tenant_is_never_hit",),
     ),
     Mutant(
         "own tokens found after a preemption count as hits",
         ("mirrors", "preemption"),
-        "scheduling/scheduler.py",
+        "scheduling/roster.py",
         "        if not request.admitted:\n",
         "        if True:\n",
         (_SCHEDULING + "resume_hits_do_not_count_as_cached_tokens",),

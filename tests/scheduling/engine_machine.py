@@ -242,10 +242,12 @@ class EngineMachine(RuleBasedStateMachine):
                 self.due.setdefault((name, i), reason)
                 sent.disturbed = True
 
-    @precondition(lambda self: self.run.scheduler._running)
+    @precondition(lambda self: self.run.scheduler._roster.running)
     @rule(data=st.data())
     def preempt(self, data: st.DataObject) -> None:
-        self.run.preempt(data.draw(st.sampled_from([r.id for r in self.run.scheduler._running])))
+        self.run.preempt(
+            data.draw(st.sampled_from([r.id for r in self.run.scheduler._roster.running]))
+        )
         self.stalled = 0
 
     @rule(count=st.sampled_from((1, 1, 2, 5, 17, None)))
@@ -301,7 +303,7 @@ class EngineMachine(RuleBasedStateMachine):
             step, manager = self.run.steps[-1], self.run.manager
             assert (stats.step, stats.now) == (step.index, 1.5)
             assert stats.num_tokens == step.num_tokens
-            assert stats.num_running == len(scheduler._running)
+            assert stats.num_running == len(scheduler._roster.running)
             assert stats.num_waiting == len(self.live()) - stats.num_running
             assert stats.num_preempted == self.watch.preempted - preempted
             assert stats.blocks_free == manager.num_free_blocks
@@ -313,7 +315,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.stalled = 0 if moved else self.stalled + 1
         known = sum(
             len(r.prompt) + sum(len(o.tokens) + 1 for o in r.outputs)
-            for r in scheduler._requests.values()
+            for r in scheduler._roster.requests.values()
         )
         assert self.stalled <= known + 2, f"nothing new for {self.stalled} steps"
         self.check_counters()
@@ -325,7 +327,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def output(self) -> int:
         """Grows with all that is gained: new tokens, and requests that end."""
-        live = self.run.scheduler._requests.values()
+        live = self.run.scheduler._roster.requests.values()
         going = sum(len(o.tokens) + 1 for r in live for o in r.outputs)
         gone = sum(10**6 for sent in self.sent.values() if sent.ended)
         return going + gone
@@ -396,19 +398,21 @@ class EngineMachine(RuleBasedStateMachine):
         self.run.check()
         core, scheduler = self.run.core, self.run.scheduler
         assert scheduler.stats.num_preemptions == self.watch.preempted
-        assert core._ids >= set(scheduler._requests)
+        assert core._ids >= set(scheduler._roster.requests)
         undelivered = {delta.request_id for delta in core._deltas}
-        assert set(scheduler._requests) | undelivered >= set(self.live())
-        running = {request.order for request in scheduler._running}
-        assert not running & scheduler._waiting._waiting
-        assert running | scheduler._waiting._waiting == {
-            request.order for request in scheduler._requests.values()
-        }
+        assert set(scheduler._roster.requests) | undelivered >= set(self.live())
+        roster = scheduler._roster
+        running = {request.order for request in roster.running}
+        waiting = [request.order for request in roster.waiting.requests()]
+        assert len(waiting) == len(roster.waiting)
+        assert not running & set(waiting)
+        assert running | set(waiting) == {request.order for request in roster.requests.values()}
 
     def check_idle(self) -> None:
         """Nothing is held when nothing runs."""
         self.run.check_idle()
         core, scheduler = self.run.core, self.run.scheduler
-        assert not scheduler._requests and not scheduler._running and not scheduler._waiting
-        assert not scheduler._waiting._heap
+        roster = scheduler._roster
+        assert not roster.requests and not roster.running and not roster.waiting
+        assert not roster.waiting._lines and not roster.waiting._again._heap
         assert scheduler._flight is None and not scheduler._deltas and not core._deltas

@@ -44,7 +44,11 @@ class Watch:
         self.wrote = np.full((manager.num_blocks + 1) * manager.block_size, -1)
         self.tenants: list[tuple[str | None, str | None]] = []
         scheduler = run.scheduler
-        submit, cut, preempt = executor.submit, scheduler._cut_short, scheduler._preempt
+        submit, cut, preempt = (
+            executor.submit,
+            scheduler._roster.cut_short,
+            scheduler._roster.preempt,
+        )
         admit, start = scheduler._admit, scheduler._start
 
         def noting_submit(step: Step):
@@ -60,9 +64,9 @@ class Watch:
             preempt(request)
 
         def noting_admit(rows, budget: int, now: float) -> int:
-            before = len(scheduler._running)
+            before = len(scheduler._roster.running)
             left = admit(rows, budget, now)
-            self.note_admitted(len(scheduler._running) > before, left)
+            self.note_admitted(len(scheduler._roster.running) > before, left)
             return left
 
         def noting_start(request: Request, *rest) -> int:
@@ -70,7 +74,7 @@ class Watch:
             return start(request, *rest)
 
         executor.submit = noting_submit
-        scheduler._cut_short, scheduler._preempt = noting_cut, noting_preempt
+        scheduler._roster.cut_short, scheduler._roster.preempt = noting_cut, noting_preempt
         scheduler._admit, scheduler._start = noting_admit, noting_start
 
     # ---- who is computed
@@ -78,7 +82,7 @@ class Watch:
     def note_step(self, step: Step) -> None:
         """Who is computed, on whose K/V, and who is to end if the step goes wrong."""
         manager, scheduler = self.run.manager, self.run.scheduler
-        branches = {b.seq: b for r in scheduler._running for b in r.branches}
+        branches = {b.seq: b for r in scheduler._roster.running for b in r.branches}
         rows = [branches[seq] for seq in step.seqs.tolist()]
         assert step.query_lens.min() >= 1
         assert step.num_tokens == step.query_lens.sum() <= scheduler.config.max_num_batched_tokens
@@ -144,18 +148,18 @@ class Watch:
         scheduler, room = self.run.scheduler, self.run.manager.num_blocks
         if self.caching:
             return
-        need = sum(map(self.blocks_of, scheduler._running))
+        need = sum(map(self.blocks_of, scheduler._roster.running))
         assert need <= room or not some, "let in and does not fit"
         waiting = self.waiting()
         if budget and waiting:
-            first = scheduler._requests[waiting[0]]
+            first = scheduler._roster.requests[waiting[0]]
             seats = scheduler.num_samples + len(first.live) <= scheduler.config.seats
             assert not seats or need + self.blocks_of(first) > room, "would fit and has to wait"
 
     def waiting(self) -> list[str]:
         """Those that have run before come first; of them, and of the others, the earliest."""
-        running = {r.id for r in self.run.scheduler._running}
-        waiting = set(self.run.scheduler._requests) - running
+        running = {r.id for r in self.run.scheduler._roster.running}
+        waiting = set(self.run.scheduler._roster.requests) - running
         return sorted(
             waiting, key=lambda name: (not self.sent[name].seqs, self.sent[name].add.arrival)
         )
@@ -168,7 +172,7 @@ class Watch:
     def note_preempt(self, request: Request) -> None:
         """Of all that run the last to arrive yields."""
         self.preempted += 1
-        running = [self.sent[r.id].add.arrival for r in self.run.scheduler._running]
+        running = [self.sent[r.id].add.arrival for r in self.run.scheduler._roster.running]
         if self.planning:
             assert len(running) > 1
             assert self.sent[request.id].add.arrival == max(running), "not the newest yields"

@@ -128,11 +128,11 @@ class Run:
         request = self.request(name)
         if request is None or not request.branches:
             return False
-        self.scheduler._preempt(request)
+        self.scheduler._roster.preempt(request)
         return True
 
     def request(self, name: str) -> Request | None:
-        return self.scheduler._requests.get(name)
+        return self.scheduler._roster.requests.get(name)
 
     def step(self) -> list[Delta]:
         deltas, stats = self.core.step(0.0)
@@ -172,7 +172,7 @@ class Run:
         blocks = np.arange(1, manager.num_blocks + 1, dtype=np.int32)
         self.toy.poison(blocks[manager.pool.is_free(blocks)])
         open_seqs = []
-        for request in self.scheduler._running:
+        for request in self.scheduler._roster.running:
             covered = [o.index for branch in request.branches for o in branch.members]
             assert sorted(covered) == [o.index for o in request.live]
             for branch in request.branches:
@@ -182,7 +182,7 @@ class Run:
                 assert self.toy.written[slots].all()
                 assert self.toy.tokens[slots].tolist() == branch.tokens(0, branch.computed)
         assert len(open_seqs) == manager.num_open_sequences
-        assert sum(len(r.live) for r in self.scheduler._running) <= (
+        assert sum(len(r.live) for r in self.scheduler._roster.running) <= (
             self.scheduler.config.max_num_seqs
         )
 
@@ -193,7 +193,7 @@ class Run:
         assert (stats.num_running, stats.num_waiting) == (0, 0)
         assert self.manager.num_held_blocks == 0
         assert self.manager.num_open_sequences == 0
-        assert not self.scheduler._awaiting_first_token and not self.core._ids
+        assert not self.scheduler._roster.awaiting_first_token and not self.core._ids
 
     def reason(self, name: str, sample: int = 0) -> str | None:
         return self.ends[name, sample].finish_reason

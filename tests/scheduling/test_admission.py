@@ -51,8 +51,8 @@ def test_a_resumed_group_waits_for_its_last_block() -> None:
 def test_the_newest_yields_and_the_oldest_is_never_sent_back() -> None:
     run = Run(6, 1, max_num_seqs=3, prefix_caching=False)
     victims = []
-    preempt = run.scheduler._preempt
-    run.scheduler._preempt = lambda request: (victims.append(request.id), preempt(request))
+    preempt = run.scheduler._roster.preempt
+    run.scheduler._roster.preempt = lambda request: (victims.append(request.id), preempt(request))
     for name in ("old", "middle", "new"):
         run.add(name, [ord(name[0]) % 50], max_tokens=4)
     run.finish()
@@ -107,6 +107,6 @@ def test_who_left_the_queue_is_forgotten_while_the_first_still_waits() -> None:
         if i % 100 == 99:
             run.step()
     assert not run.request("first").branches and len(run.scheduler) == 2
-    assert len(run.scheduler._waiting._heap) < 100
+    assert len(run.scheduler._roster.waiting._lines[""]._heap) < 100
     run.finish()
     assert run.reason("first") == "length"

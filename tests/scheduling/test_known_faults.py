@@ -155,7 +155,7 @@ def test_admission_charges_hits_that_nobody_holds():
     with_hits = Add("r1", tuple(tokens(1, 8) + tokens(21, 12)), SamplingParams(), 9.0, 0)
     assert run.manager.match(with_hits.prompt).demand == 5
     run.errors_ok = True
-    run.record(run.scheduler.add(with_hits))
+    run.record(run.scheduler.add(with_hits, 0.0))
     assert run.reason("r1") == "error"
     assert run.manager.snapshot() == before
     run.add("r2", tokens(1, 8) + tokens(31, 8), max_tokens=1)

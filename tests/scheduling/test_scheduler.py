@@ -204,7 +204,7 @@ def test_a_request_that_can_never_run_is_refused_with_numbers(prompt, params, wo
     add = Add("a", tuple(prompt), SamplingParams(**params), 0.0, 0)
     with pytest.raises(RequestError, match=words):
         run.scheduler.validate(add)
-    deltas = run.scheduler.add(add)
+    deltas = run.scheduler.add(add, 0.0)
     assert [d.sample for d in deltas] == list(range(add.params.n))
     assert all(d.finish_reason == "error" and words in d.error for d in deltas)
     assert run.manager.snapshot() == before
@@ -281,9 +281,9 @@ def test_misuse_is_refused():
     run = Run()
     with pytest.raises(PagedKVError, match="no step is in flight"):
         run.scheduler.fail("x", 0.0)
-    run.scheduler.add(Add("a", (1, 2), SamplingParams(max_tokens=1), 0.0, 0))
+    run.scheduler.add(Add("a", (1, 2), SamplingParams(max_tokens=1), 0.0, 0), 0.0)
     with pytest.raises(RequestError, match="in use"):
-        run.scheduler.add(Add("a", (1,), SamplingParams(), 0.0, 0))
+        run.scheduler.add(Add("a", (1,), SamplingParams(), 0.0, 0), 0.0)
     step = run.scheduler.plan(0.0)
     with pytest.raises(PagedKVError, match="step 0 is in flight"):
         run.scheduler.plan(0.0)

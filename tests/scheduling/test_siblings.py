@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_solo_equality import check_against_solo, random_params, random_prompt
 
 from pagedkv.engine.toy import ToyExecutor
-from pagedkv.scheduling.policies.fcfs import MAX_PASSINGS
+from pagedkv.scheduling.siblings import MAX_PASSINGS
 
 STEM = list(range(1, 9))  # two blocks of 4
 
@@ -233,7 +233,9 @@ def test_families_end_as_alone_and_are_passed_over_a_bounded_number_of_times(
             run.step()
             # Whoever waits for others waits for rows of a step.
             assert not waiting or len(run.steps) > before or len(run.ends) > ended
-            assert all(r.num_passings <= MAX_PASSINGS for r in run.scheduler._requests.values())
+            assert all(
+                r.num_passings <= MAX_PASSINGS for r in run.scheduler._roster.requests.values()
+            )
         if rng.random() < 0.3:
             run.preempt(rng.choice(sorted(requests)))
         if rng.random() < 0.2:

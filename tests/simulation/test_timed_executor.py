@@ -29,7 +29,7 @@ def simulate(cost: LinearCost) -> tuple[list[Step], list[tuple[float, Delta]], V
     steps, deltas = [], []
     while todo or len(scheduler):
         while todo and todo[0].arrival <= clock.now:
-            scheduler.add(todo.pop(0))
+            scheduler.add(todo.pop(0), 0.0)
         step = scheduler.plan(clock.now)
         if step is None:
             clock.now = todo[0].arrival
@@ -66,7 +66,7 @@ def test_time_is_the_sum_of_the_costs():
     manager = BlockManager(8, 4, max_seqs=8)
     scheduler = Scheduler(manager, SchedulerConfig(8, 16, 64))
     executor = TimedExecutor(clock, cost)
-    scheduler.add(Add("a", (1, 2, 3), SamplingParams(max_tokens=2), 0.0, 0))
+    scheduler.add(Add("a", (1, 2, 3), SamplingParams(max_tokens=2), 0.0, 0), 0.0)
     durations = []
     while (step := scheduler.plan(clock.now)) is not None:
         result = executor.collect(executor.submit(step))

@@ -86,7 +86,7 @@ class EngineCore:
 
     def _iterate(self, now: float) -> StepStats | None:
         while not self._messages.empty():
-            self._apply(self._messages.get())
+            self._apply(self._messages.get(), now)
         preempted = self.scheduler.stats.num_preemptions
         step = self.scheduler.plan(now)
         self._deltas += self.scheduler.take_deltas()
@@ -115,11 +115,11 @@ class EngineCore:
             shared_spans=0 if result is None else result.shared_spans,
         )
 
-    def _apply(self, message: Message) -> None:
+    def _apply(self, message: Message, now: float) -> None:
         match message:
             case Add() as add:
                 try:
-                    self._deltas += self.scheduler.add(add)
+                    self._deltas += self.scheduler.add(add, now)
                 except Exception as error:  # its own end, not the loop's
                     why = f"the request cannot be read: {type(error).__name__}: {error}"
                     self._deltas += [Delta(add.request_id, 0, finish_reason="error", error=why)]

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from pagedkv.cache import BlockManager
 from pagedkv.scheduling.batch import Row
-from pagedkv.scheduling.policies import fcfs
 from pagedkv.scheduling.request import Request
-from pagedkv.scheduling.siblings import Leaders
+from pagedkv.scheduling.siblings import Leaders, may_wait
 
 
 def admission_demand(manager: BlockManager, request: Request, leaders: Leaders) -> tuple[bool, int]:
@@ -19,7 +18,7 @@ def admission_demand(manager: BlockManager, request: Request, leaders: Leaders) 
     found = manager.match(lookup, request.namespace, request.public)
     own = -(-len(common) // size) + request.own_blocks(request.live, size)
     own -= -(-len(lookup) // size)
-    if fcfs.may_wait(request):
+    if may_wait(request):
         hit = leaders.hit_after(request, lookup, found.cached_tokens)
         if hit:
             return True, own + -(-len(lookup) // size) - hit // size

@@ -11,7 +11,6 @@ import numpy as np
 
 from pagedkv.cache import BlockManager
 from pagedkv.scheduling.ending import ending_tokens
-from pagedkv.scheduling.policies import fcfs
 from pagedkv.scheduling.request import Branch, Output, Request
 from pagedkv.scheduling.step import PromptScore, Sample, Step
 
@@ -62,7 +61,8 @@ def select_rows(
     """Rows for what is running, and the tokens left of the budget.
 
     There is no prefill phase and no decode phase, only known tokens that are not computed yet.
-    Branches that lack a single one (running decodes) come first, then the others by arrival.
+    Branches that lack a single one (running decodes) come first, then the others, as they are
+    served.
     They always fit, for there are no more seats than tokens.
     `awaiting`: `Request.order` of all who wait for their first token.
     """
@@ -79,7 +79,7 @@ def select_rows(
         if row.count == 1 or budget == 0:
             continue
         request = row.branch.request
-        limit = fcfs.prefill_limit(total, others_wait(request, awaiting))
+        limit = prefill_limit(request, total, awaiting)
         row.count = min(row.count, budget, limit - used.get(request.order, 0))
         if row.count:
             used[request.order] = used.get(request.order, 0) + row.count
@@ -88,9 +88,13 @@ def select_rows(
     return rows, budget
 
 
-def others_wait(request: Request, awaiting: AbstractSet[int]) -> bool:
-    """Whether another request waits for its first token."""
-    return len(awaiting) > (request.order in awaiting)
+def prefill_limit(request: Request, budget: int, awaiting: AbstractSet[int]) -> int:
+    """Most tokens the request may prefill in a step of `budget` tokens.
+
+    While another request waits for its first token a long prompt leaves half of the step to it.
+    """
+    others_wait = len(awaiting) > (request.order in awaiting)
+    return max(1, budget // 2) if others_wait else budget
 
 
 def make_batch(

@@ -30,6 +30,7 @@ class SchedulerConfig:
     output together. eos_token_ids end a sample unless its request ignores them. vocab_size None:
     token ids are only checked to be non-negative int32. public_prefixes: token ids of beginnings
     of prompts that all tenants share; the longest one with which a prompt begins, whole, counts.
+    policy: who is served first and who yields, see `policies`.
     Raises ConfigError naming the setting.
     """
 
@@ -39,6 +40,7 @@ class SchedulerConfig:
     eos_token_ids: tuple[int, ...] = ()
     vocab_size: int | None = None
     public_prefixes: tuple[tuple[int, ...], ...] = ()
+    policy: str = "fcfs"
 
     def __post_init__(self) -> None:
         check_integer("max_num_seqs", self.max_num_seqs, 1, MAX_NUM_SEQS)

@@ -11,6 +11,14 @@ from pagedkv.scheduling.batch import Row
 from pagedkv.scheduling.request import Branch, Request
 from pagedkv.scheduling.step import Int32
 
+# Steps that a request may wait for others to compute the beginning of its prompt.
+MAX_PASSINGS = 8
+
+
+def may_wait(request: Request) -> bool:
+    """Whether a request may be passed over once more, for another computes part of it."""
+    return request.num_passings < MAX_PASSINGS
+
 
 class Leaders:
     """The rows of a step that publish full blocks when it is committed.

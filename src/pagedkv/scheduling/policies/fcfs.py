@@ -4,40 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pagedkv.scheduling.policies.interface import Key
 from pagedkv.scheduling.request import Request
 
-# Steps that a request may wait for others to compute the beginning of its prompt.
-MAX_PASSINGS = 8
 
-WaitingKey = tuple[bool, float, int]
+class Fcfs:
+    """One line, by arrival. Policies that differ in a few points are made from it."""
 
+    def key(self, request: Request) -> Key:
+        """By arrival; `order` (the order of `add`) decides between equals."""
+        return request.arrival, request.order
 
-def rank(request: Request) -> tuple[float, int]:
-    """Order of service: by arrival; `order` (the order of `add`) decides between equals."""
-    return request.arrival, request.order
+    def line(self, request: Request) -> str:
+        return ""
 
+    def choose(self, heads: Sequence[Request], now: float) -> Request:
+        return heads[0]
 
-def waiting_key(request: Request) -> WaitingKey:
-    """Order of the waiting queue: who has been admitted before (and preempted) comes first."""
-    return (not request.admitted, *rank(request))
+    def yield_class(self, request: Request, now: float) -> float:
+        return 0.0
 
+    def arrived(self, request: Request, lines: Sequence[str], now: float) -> None:
+        """Nothing is counted."""
 
-def may_wait(request: Request) -> bool:
-    """Whether a request may be passed over once more, for another computes part of it.
+    def admitted(self, request: Request, cached_tokens: int, again: bool) -> None:
+        """Nothing is counted."""
 
-    The one place that decides it; a deadline, which no request has, would be looked at here.
-    """
-    return request.num_passings < MAX_PASSINGS
+    def drew(self, request: Request, tokens: int) -> None:
+        """Nothing is counted."""
 
-
-def victim(running: Sequence[Request]) -> Request:
-    """Who yields its blocks: the latest arrival, so that the oldest always makes progress."""
-    return max(running, key=rank)
-
-
-def prefill_limit(budget: int, others_wait: bool) -> int:
-    """Most tokens one request may prefill in a step of `budget` tokens.
-
-    While another request waits for its first token a long prompt leaves half of the step to it.
-    """
-    return max(1, budget // 2) if others_wait else budget
+    def left(self, request: Request) -> None:
+        """Nothing is counted."""

@@ -1,0 +1,106 @@
+"""What the Result of a step does to the requests: tokens, ends, forks."""
+
+from __future__ import annotations
+
+from pagedkv.scheduling.batch import Batch
+from pagedkv.scheduling.config import SchedulerConfig
+from pagedkv.scheduling.messages import Delta
+from pagedkv.scheduling.report import conclude_search, extend_search, take_scores, take_tokens
+from pagedkv.scheduling.request import Branch
+from pagedkv.scheduling.roster import Roster
+from pagedkv.scheduling.step import Result, TokenLogprobs
+
+
+def take_result(
+    roster: Roster, flight: Batch, result: Result, config: SchedulerConfig, capacity: int
+) -> list[Delta]:
+    """Commits a step's tokens, and gives every request what it has brought.
+
+    capacity: tokens the pool holds of a sequence.
+    """
+    deltas = _end_failed_rows(roster, flight, result)
+    rows = [row for row in flight.rows if row.branch.open]
+    roster.manager.commit(
+        [row.branch.seq for row in rows],
+        [row.branch.tokens(row.start, row.start + row.count) for row in rows],
+    )
+    for row in rows:
+        row.branch.computed += row.count
+    for row, scores in zip(flight.scored, result.prompt_logprobs, strict=True):
+        deltas += take_scores(row.branch.request, row.start, scores)
+    deltas += _take_draws(roster, flight, result, config, capacity)
+    for row in rows:
+        _settle(roster, row.branch)
+    return deltas
+
+
+def _end_failed_rows(roster: Roster, flight: Batch, result: Result) -> list[Delta]:
+    """Ends the samples on rows that report an error or owe a token."""
+    errors = dict(result.errors)
+    for i, sample in enumerate(flight.step.samples):
+        if result.indptr[i] == result.indptr[i + 1]:
+            errors.setdefault(sample.row, "the executor drew no token")
+    deltas: list[Delta] = []
+    for i in sorted(errors):
+        branch = flight.rows[i].branch
+        request = branch.request
+        outputs = branch.members if request.search is None else request.live
+        deltas += roster.end(request, outputs, "error", errors[i])
+    return deltas
+
+
+def _take_draws(
+    roster: Roster, flight: Batch, result: Result, config: SchedulerConfig, capacity: int
+) -> list[Delta]:
+    """What each sample of the step has brought."""
+    deltas: list[Delta] = []
+    beams: dict[int, list[tuple[Branch, TokenLogprobs]]] = {}  # by Request.order
+    drawn = [
+        (row.branch, o)
+        for row, outputs in zip(flight.rows, flight.draws, strict=True)
+        for o in outputs
+    ]
+    for i, (branch, output) in enumerate(drawn):
+        request = branch.request
+        if not output.live:
+            continue
+        roster.policy.drew(request, int(result.indptr[i + 1] - result.indptr[i]))
+        if request.search is None:
+            deltas.append(take_tokens(request, output, result, i, config, capacity))
+        elif (scored := result.logprobs[int(result.indptr[i])]) is not None:
+            beams.setdefault(request.order, []).append((branch, scored))
+    for group in beams.values():
+        deltas += _extend_beams(roster, group, capacity)
+    return deltas
+
+
+def _settle(roster: Roster, branch: Branch) -> None:
+    """After a step: drops ended samples, and forks where the samples part."""
+    request = branch.request
+    if not request.started and any(output.tokens for output in branch.members):
+        request.started = True
+        roster.awaiting_first_token.discard(request.order)
+    roster.drop_ended(request)
+    if branch.open and len(branch.members) > 1 and branch.computed == branch.known:
+        roster.fork(branch, branch.parts())
+
+
+def _extend_beams(
+    roster: Roster, drawn: list[tuple[Branch, TokenLogprobs]], capacity: int
+) -> list[Delta]:
+    """The beams of a request go on from what all of them have drawn, or are reported.
+
+    Beams without a continuation among the best release their blocks before the others fork.
+    """
+    request = drawn[0][0].request
+    heirs = extend_search(request, drawn)
+    if not heirs:
+        deltas = conclude_search(request)
+        roster.drop_ended(request)
+        return deltas
+    roster.close([branch for branch, _ in drawn if branch not in heirs])
+    for branch, outputs in heirs.items():
+        roster.fork(branch, [[output] for output in outputs])
+    if len(request.prompt) + len(request.live[0].tokens) > capacity:
+        return roster.cut_short(request)
+    return []

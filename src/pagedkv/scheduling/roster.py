@@ -1,0 +1,119 @@
+"""The requests that have not ended, those who wait and those who run, and how they leave."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+
+from pagedkv.cache import BlockManager, SeqId
+from pagedkv.scheduling.messages import Delta
+from pagedkv.scheduling.policies.interface import Policy
+from pagedkv.scheduling.queue import WaitingQueue
+from pagedkv.scheduling.report import conclude_search, end_outputs
+from pagedkv.scheduling.request import Branch, Output, Request
+
+
+class Roster:
+    """Every request is in `requests`, and either waits or runs.
+
+    running: by the policy's key. awaiting_first_token: `Request.order` of all who wait for their
+    first token; not iterated.
+    """
+
+    def __init__(self, manager: BlockManager, policy: Policy) -> None:
+        self.manager, self.policy = manager, policy
+        self.requests: dict[str, Request] = {}
+        self.waiting = WaitingQueue(policy)
+        self.running: list[Request] = []
+        self.awaiting_first_token: set[int] = set()
+        self.num_preemptions = 0  # since the start
+
+    @property
+    def num_samples(self) -> int:
+        """Live samples of the running requests: seats taken."""
+        return sum(len(request.live) for request in self.running)
+
+    @property
+    def branches(self) -> list[Branch]:
+        """Those that are open, by request in order of service."""
+        return [branch for request in self.running for branch in request.branches]
+
+    def enter(self, request: Request, now: float) -> None:
+        """A new request waits."""
+        self.policy.arrived(request, self.waiting.lines(), now)
+        self.requests[request.id] = request
+        self.awaiting_first_token.add(request.order)
+        self.waiting.push(request)
+
+    def start(self, request: Request, seq: SeqId, now: float) -> Branch:
+        """A waiting request runs, all samples on the sequence that was opened for it."""
+        cached = self.manager.length(seq)
+        self.waiting.remove(request)
+        self.policy.admitted(request, cached, request.admitted)
+        if not request.admitted:
+            request.num_cached_tokens = cached
+            request.admitted_at = now
+        request.admitted = True
+        branch = Branch(request, seq, request.live, cached)
+        request.branches = [branch]
+        bisect.insort(self.running, request, key=self.policy.key)
+        return branch
+
+    def preempt(self, request: Request) -> None:
+        """Back to the waiting queue. Its blocks go; the prefix cache may still have them later."""
+        self.close(request.branches)
+        self.running.remove(request)
+        self.waiting.push(request)
+        self.num_preemptions += 1
+
+    def fork(self, branch: Branch, parts: Sequence[list[Output]]) -> None:
+        """The branch goes on with the first of the parts, a fork of it with each other one."""
+        request, (own, *others) = branch.request, parts
+        branch.carry(own)
+        forks = self.manager.fork(branch.seq, len(others))
+        request.branches += [
+            Branch(request, seq, members, branch.computed)
+            for seq, members in zip(forks, others, strict=True)
+        ]
+
+    def end(
+        self, request: Request, outputs: list[Output], reason: str, error: str | None = None
+    ) -> list[Delta]:
+        """Ends live samples of a request wherever it is, and releases what they alone hold."""
+        deltas = end_outputs(request, outputs, reason, error)
+        self.drop_ended(request)
+        return deltas
+
+    def cut_short(self, request: Request) -> list[Delta]:
+        """Ends the last sample, or all beams, of a request too large for the pool even alone."""
+        last = request.live[-1]
+        tokens = len(request.prompt) + len(last.tokens)
+        manager = self.manager
+        message = (
+            f"cut short at {tokens} tokens: the request alone takes more than the pool's "
+            f"{manager.num_blocks} blocks of {manager.block_size}; make the pool larger"
+        )
+        if request.search is None:
+            return self.end(request, [last], "length", message)
+        deltas = conclude_search(request, message)
+        self.drop_ended(request)
+        return deltas
+
+    def drop_ended(self, request: Request) -> None:
+        """Takes ended samples off their branches; a request without samples leaves."""
+        for branch in request.branches:
+            branch.members = [output for output in branch.members if output.live]
+        self.close([branch for branch in request.branches if not branch.members])
+        if not request.live and self.requests.pop(request.id, None) is request:
+            self.waiting.remove(request)
+            self.awaiting_first_token.discard(request.order)
+            if request in self.running:
+                self.running.remove(request)
+            self.policy.left(request)
+
+    def close(self, branches: Sequence[Branch]) -> None:
+        """Releases branches of requests: nobody goes on with them."""
+        for branch in list(branches):
+            branch.open = False
+            branch.request.branches.remove(branch)
+            self.manager.close(branch.seq)

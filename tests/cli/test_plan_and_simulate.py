@@ -177,3 +177,40 @@ def test_simulate_serve_reports(tmp_path: Path, capsys: pytest.CaptureFixture[st
         # A rate that is refused too: the report is looked at first.
         assert run(["simulate", "serve", "--rate", "0", "--report", str(wrong)]) == 2
         assert why in capsys.readouterr().err
+
+
+def test_simulate_serve_invents_requests(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["simulate", "serve", "--requests", "30", "--json"]
+    assert run([*few, "--tenants", "a=1.5,b=3", "--arrivals", "bursts:5,5"]) == 0
+    slow = json.loads(capsys.readouterr().out)
+    assert slow["requests"] == 30
+    assert run([*few, "--tenants", "a=1.5,b=3", "--arrivals", "bursts:5,5", "--speed", "4"]) == 0
+    assert json.loads(capsys.readouterr().out)["seconds"] < slow["seconds"]
+    assert run([*few, "--lengths", str(trace), "--arrivals", "gamma:2"]) == 0
+    assert json.loads(capsys.readouterr().out)["prompt_tokens"] <= 30 * 9
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (["--arrivals", "often"], "--arrivals='often' must be poisson, gamma:CV or bursts:ON,OFF"),
+        (["--arrivals", "gamma"], "--arrivals='gamma' must be"),
+        (["--arrivals", "gamma:a"], "--arrivals='gamma:a' must be"),
+        (["--arrivals", "gamma:0"], "cv=0.0: give more than 0"),
+        (["--arrivals", "poisson:1"], "--arrivals='poisson:1' must be"),
+        (["--arrivals", "bursts:1"], "--arrivals='bursts:1' must be"),
+        (["--tenants", "a"], "--tenants='a' must be NAME=RATE"),
+        (["--tenants", "a=1,=2"], "--tenants='a=1,=2' must be NAME=RATE"),
+        (["--tenants", "a=1,a=2"], "names 'a' twice"),
+        (["--tenants", "a=-1"], "rate=-1.0 of tenant 'a'"),
+        (["--tenants", "a=1", "--rate", "2"], "leave --rate out"),
+        (["--lengths", "none.csv"], "trace none.csv cannot be read"),
+        (["--lengths", "none.csv", "--prompt-tokens", "5"], "leave --prompt-tokens"),
+        (["--speed", "0"], "speed=0.0: give more than 0"),
+    ],
+)
+def test_requests_are_not_invented_with(
+    args: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["simulate", "serve", *args]) == 2
+    assert why in capsys.readouterr().err

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from pagedkv.errors import ConfigError
 from pagedkv.simulation.allocators import compare
 from pagedkv.simulation.contiguous import FirstFit
-from pagedkv.simulation.trace import Trace, make_trace
+from pagedkv.simulation.trace import Trace
+from pagedkv.simulation.workload import make_trace
 
 SLOTS = 12
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pagedkv.cli.html_file import check_report, write_report
+from pagedkv.cli.workload import TRACES_VARIABLE, Invented, find_trace, workload
 from pagedkv.errors import ConfigError
 from pagedkv.simulation.allocators import compare
 from pagedkv.simulation.executor import LinearCost
@@ -20,10 +20,8 @@ from pagedkv.simulation.prefix_cache import hit_rate
 from pagedkv.simulation.report import serve_report
 from pagedkv.simulation.serve import Server, SimulatedRun
 from pagedkv.simulation.serve import serve as simulate
-from pagedkv.simulation.trace import Trace, make_trace, read_trace
+from pagedkv.simulation.trace import read_trace
 from pagedkv.simulation.utilisation import utilisation
-
-TRACES_VARIABLE = "PAGEDKV_TRACES"
 
 _TRACE = typer.Option(
     help=f"CSV or .jsonl file; a bare name is looked for in {TRACES_VARIABLE} too.", metavar="FILE"
@@ -43,7 +41,7 @@ def cache(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
     """Prefix hit rate of a trace's prompts, in order of arrival, through the real block manager."""
-    result = hit_rate(_read(trace), blocks, block_size, eviction)
+    result = hit_rate(read_trace(find_trace(trace)), blocks, block_size, eviction)
     if as_json:
         print(json.dumps({"token_hit_rate": result.token_hit_rate} | asdict(result)))
         return
@@ -77,7 +75,7 @@ def memory(
         sizes = [int(item) for item in block_sizes.split(",")]
     except ValueError:
         raise ConfigError(f"--block-sizes={block_sizes!r} must be numbers, such as 8,16") from None
-    result = utilisation(_read(trace), sizes, max_length)
+    result = utilisation(read_trace(find_trace(trace)), sizes, max_length)
     if as_json:
         facts = asdict(result)
         limits = {name: facts.pop(name) for name in ("max_length", "longer")}
@@ -123,7 +121,7 @@ def allocators(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
     """Paging beside contiguous reservations: who fits, what is wasted, what holes cost."""
-    wanted = _read(trace)
+    wanted = read_trace(find_trace(trace))
     wanted = wanted if requests is None else wanted.first(requests)
     reports = compare(wanted, slots, block_size, max_length, max_num_seqs, step_ms / 1e3)
     if as_json:
@@ -166,14 +164,41 @@ def serve(
         float | None,
         typer.Option(help="Invented requests: arrivals a second. Default: 2.", metavar="NUMBER"),
     ] = None,
+    tenants: Annotated[
+        str | None,
+        typer.Option(
+            help="Invented requests: instead of --rate, that of each tenant.",
+            metavar="NAME=RATE,...",
+        ),
+    ] = None,
+    arrivals: Annotated[
+        str | None,
+        typer.Option(
+            help="Invented requests: poisson, gamma:CV (coefficient of variation of the gaps) or "
+            "bursts:ON,OFF (mean seconds). Default: poisson.",
+            metavar="TEXT",
+        ),
+    ] = None,
     prompt_tokens: Annotated[
         int | None, typer.Option(help="Invented requests: mean. Default: 256.", metavar="INTEGER")
     ] = None,
     output_tokens: Annotated[
         int | None, typer.Option(help="Invented requests: mean. Default: 128.", metavar="INTEGER")
     ] = None,
+    lengths: Annotated[
+        Path | None,
+        typer.Option(
+            help="Invented requests: draw lengths from a table with the columns prompt_tokens and "
+            "output_tokens.",
+            metavar="FILE",
+        ),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Of invented requests. Default: 0.", metavar="INTEGER")
+    ] = None,
+    speed: Annotated[
+        float | None,
+        typer.Option(help="Let requests arrive so many times as fast.", metavar="NUMBER"),
     ] = None,
     blocks: Annotated[int, typer.Option(help="Blocks of the pool.", metavar="INTEGER")] = 2048,
     block_size: Annotated[int, typer.Option(help="Tokens a block.", metavar="INTEGER")] = 16,
@@ -207,25 +232,8 @@ def serve(
     """
     if report is not None:
         check_report(report)
-    if trace is None:
-        wanted = make_trace(
-            500 if requests is None else requests,
-            2.0 if rate is None else rate,
-            256 if prompt_tokens is None else prompt_tokens,
-            128 if output_tokens is None else output_tokens,
-            seed or 0,
-        )
-    else:
-        for option, given in (
-            ("--rate", rate),
-            ("--prompt-tokens", prompt_tokens),
-            ("--output-tokens", output_tokens),
-            ("--seed", seed),
-        ):
-            if given is not None:
-                raise ConfigError(f"{option} is for invented requests: leave it out, or --trace")
-        wanted = _read(trace)
-        wanted = wanted if requests is None else wanted.first(requests)
+    invented = Invented(rate, tenants, arrivals, prompt_tokens, output_tokens, lengths, seed)
+    wanted = workload(trace, requests, speed, invented)
     server = Server(blocks, block_size, max_num_seqs, token_budget, max_model_len)
     run = simulate(wanted, server, LinearCost(step_ms / 1e3, token_us / 1e6, context_us / 1e6))
     rows = _serve_rows(run)
@@ -280,10 +288,3 @@ def _marks(percentiles: dict[str, float], scale: float, unit: str) -> str:
         return "no request has one"
     marks = (f"{name.upper()} {value * scale:.3g} {unit}" for name, value in percentiles.items())
     return ", ".join(marks)
-
-
-def _read(path: Path) -> Trace:
-    elsewhere = Path(os.environ.get(TRACES_VARIABLE, "")) / path
-    if len(path.parts) == 1 and not path.exists() and elsewhere.exists():
-        path = elsewhere
-    return read_trace(path)

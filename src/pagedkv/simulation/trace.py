@@ -12,7 +12,7 @@ import csv
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from pagedkv.errors import ConfigError
 
 _BLOCK_COLUMN = re.compile(r"block(\d+)_ids")
 _RUN = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?")
-_MAX_COUNT = 2**31  # of tokens, exclusive
+MAX_COUNT = 2**31  # of tokens, exclusive
 _MAX_ID = 2**30  # of blocks, exclusive
 
 Int64 = npt.NDArray[np.int64]
@@ -55,6 +55,17 @@ class Trace:
             self.block_size,
             None if self.block_ids is None else self.block_ids[:n],
         )
+
+    def at_speed(self, speed: float) -> Trace:
+        """The same requests `speed` times as fast: 2.0 halves the time between arrivals.
+
+        ConfigError for a speed that is not above 0, and if arrivals are not known.
+        """
+        if not 0 < speed < np.inf:
+            raise ConfigError(f"speed={speed}: give more than 0")
+        if self.arrivals is None:
+            raise ConfigError(f"speed={speed}: the trace does not say when its requests arrive")
+        return replace(self, arrivals=self.arrivals / speed)
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -147,7 +158,7 @@ class _Reader:
         counts = []
         for line, value in self._column(name):
             number = self._number(line, name, value)
-            if number != int(number) or not least <= number < _MAX_COUNT:
+            if number != int(number) or not least <= number < MAX_COUNT:
                 self._refuse(line, f"{name}={value!r} must be a whole number from {least}")
             counts.append(int(number))
         return np.array(counts, np.int64)
@@ -188,33 +199,3 @@ class _Reader:
 
     def _refuse(self, line: int, why: str) -> Any:
         raise ConfigError(f"{self._path}, line {line}: {why}")
-
-
-def make_trace(
-    num_requests: int, rate: float, prompt_tokens: int, output_tokens: int, seed: int = 0
-) -> Trace:
-    """Invented requests: Poisson arrivals (`rate` a second), geometric lengths of the given means.
-
-    ConfigError for a count outside [1, 2**31), a rate of which arrivals cannot be made, a seed
-    below 0.
-    """
-    for name, value in (
-        ("num_requests", num_requests),
-        ("prompt_tokens", prompt_tokens),
-        ("output_tokens", output_tokens),
-    ):
-        if not 1 <= value < _MAX_COUNT:
-            raise ConfigError(f"{name}={value}: give more than 0 and less than 2**31")
-    if not 1e-9 <= rate < np.inf:
-        raise ConfigError(f"rate={rate}: give more than 0, at least 1e-9 a second")
-    if seed < 0:
-        raise ConfigError(f"seed={seed}: give at least 0")
-    rng = np.random.default_rng(seed)
-    return Trace(
-        np.cumsum(rng.exponential(1 / rate, num_requests)),
-        rng.geometric(1 / prompt_tokens, num_requests),
-        rng.geometric(1 / output_tokens, num_requests),
-        None,
-        None,
-        None,
-    )

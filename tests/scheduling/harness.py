@@ -58,7 +58,10 @@ class Recorder:
 
 
 class Run:
-    """An engine over P blocks of B slots. `errors_ok`: requests may end with reason "error"."""
+    """An engine over P blocks of B slots. `errors_ok`: requests may end with reason "error".
+
+    settings: further ones of the scheduler.
+    """
 
     def __init__(
         self,
@@ -73,6 +76,7 @@ class Run:
         errors_ok: bool = False,
         sanitize: bool = False,
         public_prefixes: tuple[tuple[int, ...], ...] = (),
+        **settings,
     ) -> None:
         self.manager = BlockManager(
             num_blocks,
@@ -81,7 +85,9 @@ class Run:
             max_seqs=max_num_seqs,
             sanitize=sanitize,
         )
-        config = SchedulerConfig(max_num_seqs, budget, max_model_len, eos, VOCAB, public_prefixes)
+        config = SchedulerConfig(
+            max_num_seqs, budget, max_model_len, eos, VOCAB, public_prefixes, **settings
+        )
         self.scheduler = Scheduler(self.manager, config)
         self.toy = executor or ToyExecutor(num_blocks, block_size, VOCAB)
         self.toy.sanitizer = self.manager.sanitizer
@@ -93,6 +99,7 @@ class Run:
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.ends: dict[tuple[str, int], Delta] = {}
         self.sent = 0
+        self.now = 0.0
 
     # Driving
 
@@ -103,6 +110,9 @@ class Run:
         seed: int = 0,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        ttft_slo: float | None = None,
+        tpot_slo: float | None = None,
+        deadline: float | None = None,
         **params,
     ) -> None:
         params.setdefault("temperature", 0.0)
@@ -116,6 +126,9 @@ class Run:
                 seed,
                 tenant=tenant,
                 cache_salt=cache_salt,
+                ttft_slo=ttft_slo,
+                tpot_slo=tpot_slo,
+                deadline=deadline,
             )
         )
         self.sent += 1
@@ -135,7 +148,7 @@ class Run:
         return self.scheduler._roster.requests.get(name)
 
     def step(self) -> list[Delta]:
-        deltas, stats = self.core.step(0.0)
+        deltas, stats = self.core.step(self.now)
         if stats is not None:
             self.stats.append(stats)
             use = stats.blocks_peak, stats.blocks_unshared, stats.slots_filled

@@ -223,17 +223,29 @@ class LLM:
         *,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        ttft_slo: float | None = None,
+        tpot_slo: float | None = None,
+        deadline: float | None = None,
         on_step: OnStep | None = None,
     ) -> list[RequestOutput]:
         """Runs prompts to their end; results are in the order of the prompts.
 
         prompts: text, {"prompt": text}, {"prompt_token_ids": [...]}, or a list of these.
         sampling_params: one for all or one a prompt. on_step: see `run`.
-        tenant, cache_salt: of all the prompts, see `LLMEngine.add_request`.
+        tenant, cache_salt, ttft_slo, tpot_slo, deadline: of all the prompts, see
+        `LLMEngine.add_request`; a deadline is on the clock `llm.engine.clock`.
         RequestError names the prompt that cannot run; none of the list has been started then.
         When the call is interrupted its requests are aborted and their blocks released.
         """
-        prepared = self.prepare(prompts, sampling_params, tenant=tenant, cache_salt=cache_salt)
+        prepared = self.prepare(
+            prompts,
+            sampling_params,
+            tenant=tenant,
+            cache_salt=cache_salt,
+            ttft_slo=ttft_slo,
+            tpot_slo=tpot_slo,
+            deadline=deadline,
+        )
         return self.run(prepared, on_step=on_step)
 
     def beam_search(
@@ -243,6 +255,9 @@ class LLM:
         *,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        ttft_slo: float | None = None,
+        tpot_slo: float | None = None,
+        deadline: float | None = None,
         on_step: OnStep | None = None,
     ) -> list[RequestOutput]:
         """Like `generate`; the outputs of a prompt are its hypotheses, best first, with `score`.
@@ -254,7 +269,15 @@ class LLM:
         for given in _listed("params", wanted, "BeamSearchParams, or one for each prompt"):
             if not isinstance(given, BeamSearchParams):
                 raise RequestError(f"params must be BeamSearchParams, not {type(given).__name__}")
-        prepared = self.prepare(prompts, params, tenant=tenant, cache_salt=cache_salt)
+        prepared = self.prepare(
+            prompts,
+            params,
+            tenant=tenant,
+            cache_salt=cache_salt,
+            ttft_slo=ttft_slo,
+            tpot_slo=tpot_slo,
+            deadline=deadline,
+        )
         return self.run(prepared, on_step=on_step)
 
     def chat(
@@ -264,6 +287,9 @@ class LLM:
         *,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        ttft_slo: float | None = None,
+        tpot_slo: float | None = None,
+        deadline: float | None = None,
         on_step: OnStep | None = None,
     ) -> list[RequestOutput]:
         """Like `generate`, for one conversation or several.
@@ -279,7 +305,14 @@ class LLM:
             conversations = [conversations]
         prompts = [self.engine.chat_prompt(conversation) for conversation in conversations]
         return self.generate(
-            prompts, sampling_params, tenant=tenant, cache_salt=cache_salt, on_step=on_step
+            prompts,
+            sampling_params,
+            tenant=tenant,
+            cache_salt=cache_salt,
+            ttft_slo=ttft_slo,
+            tpot_slo=tpot_slo,
+            deadline=deadline,
+            on_step=on_step,
         )
 
     def prepare(
@@ -289,6 +322,9 @@ class LLM:
         *,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        ttft_slo: float | None = None,
+        tpot_slo: float | None = None,
+        deadline: float | None = None,
     ) -> list[Prepared]:
         """The requests of `generate` or `beam_search`, checked; nothing runs yet.
 
@@ -309,7 +345,14 @@ class LLM:
                 request_id = f"generate-{self._num_requests + i}"
                 prepared.append(
                     self.engine.prepare(
-                        request_id, prompt, wanted, tenant=tenant, cache_salt=cache_salt
+                        request_id,
+                        prompt,
+                        wanted,
+                        tenant=tenant,
+                        cache_salt=cache_salt,
+                        ttft_slo=ttft_slo,
+                        tpot_slo=tpot_slo,
+                        deadline=deadline,
                     )
                 )
             except RequestError as error:

@@ -63,6 +63,9 @@ class LLMEngine:
         priority: int = 0,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        ttft_slo: float | None = None,
+        tpot_slo: float | None = None,
+        deadline: float | None = None,
     ) -> None:
         """Queues a request; it runs from the next `step` on.
 
@@ -71,6 +74,10 @@ class LLMEngine:
         tenant: requests of different tenants share no K/V but public prefixes. It is the caller's
         to say who its client is; never take it from what a client has sent.
         cache_salt: what the client gives; requests of a tenant share K/V only where it is equal.
+        ttft_slo, tpot_slo: seconds, above 0, from the arrival to the first token and from each
+        token to the next; policies with deadlines aim at them. deadline: time on the engine's
+        clock from which on the output is worth nothing; what is not finished by then ends with
+        finish reason "deadline", under every policy.
         RequestError: it can never run as given, or its id is that of a request whose last output
         has not been returned yet. Nothing is allocated and nothing has changed then.
         """
@@ -84,6 +91,9 @@ class LLMEngine:
                 priority=priority,
                 tenant=tenant,
                 cache_salt=cache_salt,
+                ttft_slo=ttft_slo,
+                tpot_slo=tpot_slo,
+                deadline=deadline,
             )
         )
 
@@ -95,6 +105,9 @@ class LLMEngine:
         *,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        ttft_slo: float | None = None,
+        tpot_slo: float | None = None,
+        deadline: float | None = None,
     ) -> Prepared:
         """The checks of `add_request`, all but that of the id, without adding the request."""
         return self._reader.read(
@@ -104,6 +117,9 @@ class LLMEngine:
             arrival=self.clock(),
             tenant=tenant,
             cache_salt=cache_salt,
+            ttft_slo=ttft_slo,
+            tpot_slo=tpot_slo,
+            deadline=deadline,
         )
 
     @property

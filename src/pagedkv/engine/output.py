@@ -46,9 +46,10 @@ class RequestMetrics:
 class CompletionOutput:
     """One sample so far. `token_ids` include the token that ended it, `text` does not.
 
-    `finish_reason`: "stop", "length", "abort" or "error", None while it runs. `stop_reason`: the
-    stop string or stop token id that ended it. `error`: why it failed or was cut short. `score`: of
-    a beam search's hypothesis, see BeamSearchParams; `index` is its rank.
+    `finish_reason`: "stop", "length", "abort", "error" or "deadline" (it could not be finished in
+    time), None while it runs. `stop_reason`: the stop string or stop token id that ended it.
+    `error`: why it failed or was cut short. `score`: of a beam search's hypothesis, see
+    BeamSearchParams; `index` is its rank.
     """
 
     index: int

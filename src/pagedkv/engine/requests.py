@@ -61,6 +61,9 @@ class RequestReader:
         priority: int = 0,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        ttft_slo: float | None = None,
+        tpot_slo: float | None = None,
+        deadline: float | None = None,
     ) -> Prepared:
         if not isinstance(request_id, str) or not request_id:
             raise RequestError(f"request_id={request_id!r} must be a non-empty string")
@@ -73,7 +76,20 @@ class RequestReader:
             raise RequestError("stop strings need text, and this model has no tokenizer: use ids")
         text, ids = self.tokens(prompt)
         seed = params.seed or 0
-        add = Add(request_id, ids, params, arrival, seed, priority, tenant, beam, cache_salt)
+        add = Add(
+            request_id,
+            ids,
+            params,
+            arrival,
+            seed,
+            priority,
+            tenant,
+            beam,
+            cache_salt,
+            ttft_slo,
+            tpot_slo,
+            deadline,
+        )
         self._validate(add)
         return Prepared(add, text)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
 from pagedkv.scheduling.step import TokenLogprobs
 
-FINISH_REASONS = ("stop", "length", "abort", "error")
+FINISH_REASONS = ("stop", "length", "abort", "error", "deadline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,9 @@ class Add:
     and `cache_salt` are equal. `tenant` comes from the operator, never from the client; the salt is
     the client's, and only narrows sharing inside its tenant.
     `beam`: search instead of drawing; `params` is then `beam.sampling`.
+    `ttft_slo`, `tpot_slo`: the first token is wanted so many seconds after `arrival`, each further
+    one so many after the one before. `deadline`: on the clock of `arrival`; the request is worth
+    nothing after it and ends with reason "deadline".
     """
 
     request_id: str
@@ -30,6 +33,9 @@ class Add:
     tenant: str | None = None
     beam: BeamSearchParams | None = None
     cache_salt: str | None = None
+    ttft_slo: float | None = None
+    tpot_slo: float | None = None
+    deadline: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,7 @@ class Delta:
     """New tokens of one sample of a request, or its end (`finish_reason`), or both.
 
     `stop_reason` is the token id that ended it when that was not the model's own end token.
-    `error` says what went wrong (finish reason "error") or why it was cut short.
+    `error` says what went wrong (finish reason "error", "deadline") or why it was cut short.
     A beam search reports nothing before its end: then sample i is its i-th best hypothesis, and
     `score` says how good that is (see BeamSearchParams).
     """

@@ -10,6 +10,7 @@ from pagedkv.scheduling.admission import admission_demand, fits_beside, widen
 from pagedkv.scheduling.batch import Batch, Row, make_batch, prefill_limit, select_rows
 from pagedkv.scheduling.beams import start_search
 from pagedkv.scheduling.config import SchedulerConfig
+from pagedkv.scheduling.expiry import Expiry
 from pagedkv.scheduling.messages import Abort, Add, Delta
 from pagedkv.scheduling.namespaces import public_length
 from pagedkv.scheduling.policies import make_policy
@@ -47,6 +48,7 @@ class Scheduler:
         self.manager = manager
         self.config = config
         self._roster = Roster(manager, make_policy(config.policy))
+        self._expiry = Expiry()
         self._flight: Batch | None = None
         self._deltas: list[Delta] = []  # decided, and not handed out yet
         self._draining = False
@@ -84,6 +86,7 @@ class Scheduler:
         request = Request(add, self._num_added, start_search(add, self.config), public)
         self._num_added += 1
         self._roster.enter(request, now)
+        self._expiry.watch(request)
         return []
 
     def abort(self, abort: Abort) -> list[Delta]:
@@ -107,12 +110,13 @@ class Scheduler:
     def plan(self, now: float) -> Step | None:
         """The next step, its slots reserved. None: nothing to compute.
 
-        May end requests that have outgrown the pool: see `take_deltas`.
+        May end requests that have outgrown the pool or their deadline: see `take_deltas`.
         """
         if self._flight is not None:
             raise PagedKVError(f"step {self._flight.step.index} is in flight: commit it first")
         if self.manager.sanitizer is not None:
             self.manager.sanitizer.begin_step(self._num_steps)
+        self._deltas += self._expiry.end_expired(self._roster, now)
         rows, budget, preempted = self._fit_running(now)
         if not preempted:
             budget = self._admit(rows, budget, now)

@@ -63,17 +63,28 @@ def _check_envelope(add: Add) -> None:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"{name}={text!r:.200} is not valid Unicode: {error}") from None
-    arrival = add.arrival
-    if isinstance(arrival, bool) or not isinstance(arrival, (int, float)) or not _finite(arrival):
-        raise RequestError(f"arrival time {arrival!r:.200} must be a finite number of seconds")
+    if not _is_time(add.arrival):
+        raise RequestError(f"arrival time {add.arrival!r:.200} must be a finite number of seconds")
+    for name, seconds in (("ttft_slo", add.ttft_slo), ("tpot_slo", add.tpot_slo)):
+        if seconds is not None and not (_is_time(seconds) and seconds > 0):
+            raise RequestError(
+                f"{name}={seconds!r:.200} must be a finite number of seconds above 0"
+            )
+    if add.deadline is not None and not _is_time(add.deadline):
+        raise RequestError(
+            f"deadline={add.deadline!r:.200} must be a finite number of seconds on the clock of "
+            "the arrival time"
+        )
     for name, value in (("priority", add.priority), ("seed", add.seed)):
         if isinstance(value, bool) or not isinstance(value, int):
             raise RequestError(f"{name}={value!r} must be an integer")
 
 
-def _finite(number: float) -> bool:
+def _is_time(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
     try:
-        return math.isfinite(number)
+        return math.isfinite(value)
     except OverflowError:  # an int that no float can hold
         return False
 

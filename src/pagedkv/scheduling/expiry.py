@@ -1,0 +1,38 @@
+"""Requests whose deadline passes: whatever they would still bring is worth nothing."""
+
+from __future__ import annotations
+
+import heapq
+
+from pagedkv.scheduling.messages import Delta
+from pagedkv.scheduling.request import Request
+from pagedkv.scheduling.roster import Roster
+
+
+class Expiry:
+    """A heap of deadlines. O(log n) a request, and nothing for a step in which none passes.
+
+    Requests that end in time stay in it until their deadline, or until they are the larger half.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Request]] = []  # deadline, order
+
+    def watch(self, request: Request) -> None:
+        """Takes note of a new request's deadline, if it has one."""
+        if request.deadline is not None:
+            heapq.heappush(self._heap, (request.deadline, request.order, request))
+
+    def end_expired(self, roster: Roster, now: float) -> list[Delta]:
+        """Ends every request whose deadline is before `now`, waiting or running."""
+        deltas: list[Delta] = []
+        if len(self._heap) > 2 * len(roster.requests) + 64:
+            self._heap = [entry for entry in self._heap if entry[2].live]
+            heapq.heapify(self._heap)
+        while self._heap and self._heap[0][0] < now:
+            deadline, _, request = heapq.heappop(self._heap)
+            if request.live:
+                state = "running" if request.branches else "waiting"
+                error = f"the deadline {deadline:.6g} passed at {now:.6g} s while it was {state}"
+                deltas += roster.end(request, request.live, "deadline", error)
+        return deltas

@@ -214,3 +214,44 @@ def test_requests_are_not_invented_with(
 ) -> None:
     assert run(["simulate", "serve", *args]) == 2
     assert why in capsys.readouterr().err
+
+
+@pytest.fixture
+def perf_table(tmp_path: Path) -> Path:
+    path = tmp_path / "perf.csv"
+    path.write_text(
+        "model,hardware,tensor_parallel,prompt_size,batch_size,prompt_ms_median,token_ms_median\n"
+        "m,a,1,4,1,50,40\nm,a,1,8,1,100,40\n"
+    )
+    return path
+
+
+def test_simulate_serve_with_a_table(
+    trace: Path, perf_table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["simulate", "serve", "--trace", str(trace), "--perf-table", str(perf_table)]
+    assert run([*args, "--model", "m", "--json"]) == 0
+    captured = capsys.readouterr()
+    # A step of 22 prompt tokens at the rate of the largest point; two decodes; one decode.
+    assert json.loads(captured.out)["seconds"] == pytest.approx(0.1 * 22 / 8 + 0.08 + 0.04)
+    assert "2 steps were outside" in " ".join(captured.err.split())
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (["--model", "m"], "--model chooses from a table: give --perf-table too"),
+        (["--tp", "2"], "--tp chooses from a table"),
+        (["--perf-table", "PERF"], "--model is needed too"),
+        (["--perf-table", "PERF", "--model", "x"], "is no entry of"),
+        (["--perf-table", "PERF", "--model", "m", "--tp", "2"], "tensor_parallel=2 is no entry"),
+        (["--perf-table", "PERF", "--model", "m", "--step-ms", "3"], "--step-ms and --perf-table"),
+        (["--perf-table", "none.csv", "--model", "m"], "performance table none.csv cannot be read"),
+    ],
+)
+def test_costs_that_are_refused(
+    args: list[str], why: str, perf_table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [str(perf_table) if arg == "PERF" else arg for arg in args]
+    assert run(["simulate", "serve", *given]) == 2
+    assert why in " ".join(capsys.readouterr().err.split())

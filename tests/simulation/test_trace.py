@@ -81,8 +81,8 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str, why: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "why"),
     [
-        ("a.csv", "", "has no requests"),
-        ("a.csv", "prompt_tokens,output_tokens\n", "has no requests"),
+        ("a.csv", "", "has no rows"),
+        ("a.csv", "prompt_tokens,output_tokens\n", "has no rows"),
         (
             "a.csv",
             "prompt,output\n1,2\n",

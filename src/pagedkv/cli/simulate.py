@@ -11,11 +11,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from pagedkv.cli.costs import Line, step_cost
 from pagedkv.cli.html_file import check_report, write_report
 from pagedkv.cli.workload import TRACES_VARIABLE, Invented, find_trace, workload
 from pagedkv.errors import ConfigError
 from pagedkv.simulation.allocators import compare
-from pagedkv.simulation.executor import LinearCost
+from pagedkv.simulation.perf_tables import SplitwiseCost
 from pagedkv.simulation.prefix_cache import hit_rate
 from pagedkv.simulation.report import serve_report
 from pagedkv.simulation.serve import Server, SimulatedRun
@@ -210,15 +211,36 @@ def serve(
         int, typer.Option(help="Most tokens of a request.", metavar="INTEGER")
     ] = 16_384,
     step_ms: Annotated[
-        float, typer.Option(help="Milliseconds of any step.", metavar="NUMBER")
-    ] = 19.9,
+        float | None,
+        typer.Option(help="Milliseconds of any step. Default: 19.9.", metavar="NUMBER"),
+    ] = None,
     token_us: Annotated[
-        float, typer.Option(help="Microseconds more for each token.", metavar="NUMBER")
-    ] = 101.9,
+        float | None,
+        typer.Option(help="Microseconds more for each token. Default: 101.9.", metavar="NUMBER"),
+    ] = None,
     context_us: Annotated[
-        float,
-        typer.Option(help="Microseconds more for each token of context read.", metavar="NUMBER"),
-    ] = 0.63,
+        float | None,
+        typer.Option(
+            help="Microseconds more for each token of context read. Default: 0.63.",
+            metavar="NUMBER",
+        ),
+    ] = None,
+    perf_table: Annotated[
+        Path | None,
+        typer.Option(
+            help="Instead: costs of --model from a table, DistServe's fits or Splitwise's points.",
+            metavar="FILE",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="As the table calls it.", metavar="TEXT")
+    ] = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="As the table calls it.", metavar="TEXT")
+    ] = None,
+    tp: Annotated[
+        int | None, typer.Option(help="Tensor parallelism, of the table.", metavar="INTEGER")
+    ] = None,
     report: Annotated[
         Path | None,
         typer.Option(help="Write one HTML page with plots here, too.", metavar="FILE"),
@@ -232,10 +254,17 @@ def serve(
     """
     if report is not None:
         check_report(report)
+    cost = step_cost(Line(step_ms, token_us, context_us), perf_table, model, hardware, tp)
     invented = Invented(rate, tenants, arrivals, prompt_tokens, output_tokens, lengths, seed)
     wanted = workload(trace, requests, speed, invented)
     server = Server(blocks, block_size, max_num_seqs, token_budget, max_model_len)
-    run = simulate(wanted, server, LinearCost(step_ms / 1e3, token_us / 1e6, context_us / 1e6))
+    run = simulate(wanted, server, cost)
+    if isinstance(cost, SplitwiseCost) and cost.steps_outside:
+        Console(stderr=True, highlight=False).print(
+            f"{cost.steps_outside:,} steps were outside of what {perf_table} measured: smaller "
+            "ones take as long as its smallest, larger ones go at the rate of its largest",
+            style="yellow",
+        )
     rows = _serve_rows(run)
     if report is not None:
         write_report(report, serve_report(run, rows))

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from pagedkv.scheduling.step import Result, Step, Ticket, TokenLogprobs
 from pagedkv.simulation.clock import VirtualClock
+
+
+class StepCost(Protocol):
+    """What a step takes."""
+
+    def seconds(self, step: Step) -> float:
+        """At least 0. Called once for each step."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +43,7 @@ class TimedExecutor:
     are those of a uniform distribution.
     """
 
-    def __init__(self, clock: VirtualClock, cost: LinearCost, vocab_size: int = 32_000) -> None:
+    def __init__(self, clock: VirtualClock, cost: StepCost, vocab_size: int = 32_000) -> None:
         self.clock, self.cost, self.vocab_size = clock, cost, vocab_size
         self._steps: dict[Ticket, Step] = {}
 

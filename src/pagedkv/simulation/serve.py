@@ -17,7 +17,7 @@ from pagedkv.scheduling.messages import Add, Delta, StepStats
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.scheduler import Scheduler
 from pagedkv.simulation.clock import VirtualClock
-from pagedkv.simulation.executor import LinearCost, TimedExecutor
+from pagedkv.simulation.executor import StepCost, TimedExecutor
 from pagedkv.simulation.trace import Int64, Trace
 
 Float64 = npt.NDArray[np.float64]
@@ -114,7 +114,7 @@ class SimulatedRun:
         return dict(zip(("p50", "p90", "p99"), marks, strict=True))
 
 
-def serve(trace: Trace, server: Server, cost: LinearCost) -> SimulatedRun:
+def serve(trace: Trace, server: Server, cost: StepCost) -> SimulatedRun:
     """Runs every request of the trace to its end. `cost`: seconds of a step.
 
     Without arrivals all requests are there from the start. Prompts share exactly the prefixes that

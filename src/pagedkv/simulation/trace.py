@@ -8,10 +8,7 @@ run-length coded text ("0-3 7" is 0, 1, 2, 3, 7) or, in JSON, a list. Other colu
 
 from __future__ import annotations
 
-import csv
-import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.errors import ConfigError
+from pagedkv.simulation.rows import Rows
 
 _BLOCK_COLUMN = re.compile(r"block(\d+)_ids")
 _RUN = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?")
@@ -70,132 +68,64 @@ class Trace:
 
 def read_trace(path: str | Path) -> Trace:
     """Reads a trace. ConfigError names the line and the value that cannot be right."""
-    path = Path(path)
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as lines:
-            rows = list(_json_rows(lines, path) if path.suffix == ".jsonl" else _csv_rows(lines))
-    except OSError as error:
-        raise ConfigError(f"trace {path} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"trace {path} is no CSV text: {error}") from error
-    if not rows:
-        raise ConfigError(f"trace {path} has no requests")
-    return _Reader(path, rows).trace()
-
-
-def _csv_rows(lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    reader = csv.DictReader(lines)
-    names = [name for name in reader.fieldnames or () if name]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise csv.Error(f"columns {sorted(twice)} are there twice")
-    for row in reader:
-        yield reader.line_num, row
-
-
-def _json_rows(lines: Iterator[str], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{path}, line {number}: no JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise ConfigError(f"{path}, line {number}: {line[:60]!r} is no object")
-        yield number, row
-
-
-class _Reader:
-    """Turns rows into arrays, and knows which line is to blame."""
-
-    def __init__(self, path: Path, rows: list[tuple[int, dict[str, Any]]]) -> None:
-        self._path, self._rows = path, rows
-        self._names = list(rows[0][1])
-
-    def trace(self) -> Trace:
-        prompts, outputs = self._counts("prompt_tokens", 1), self._counts("output_tokens", 0)
-        arrivals = self._arrivals()
-        tenants = None
-        if "tenant" in self._names:
-            tenants = tuple(str(value) for _, value in self._column("tenant"))
-        column = next((name for name in self._names if _BLOCK_COLUMN.fullmatch(str(name))), None)
-        size, ids = None, None
-        if column is not None:
-            digits = column.removeprefix("block").removesuffix("_ids")
-            size = int(digits) if len(digits) < 10 else 0
-            if not size:
-                raise ConfigError(
-                    f"trace {self._path} has a column {column!r}: blocks have 1 to 10**9 - 1 tokens"
-                )
-            ids = tuple(
-                self._ids(line, value, -(-tokens // size))
-                for (line, value), tokens in zip(
-                    self._column(column), prompts.tolist(), strict=True
-                )
+    rows = Rows(path, "trace")
+    prompts, outputs = _counts(rows, "prompt_tokens", 1), _counts(rows, "output_tokens", 0)
+    arrivals = _arrivals(rows)
+    tenants = None
+    if "tenant" in rows.names:
+        tenants = tuple(str(value) for _, value in rows.column("tenant"))
+    column = next((name for name in rows.names if _BLOCK_COLUMN.fullmatch(str(name))), None)
+    size, ids = None, None
+    if column is not None:
+        digits = column.removeprefix("block").removesuffix("_ids")
+        size = int(digits) if len(digits) < 10 else 0
+        if not size:
+            raise ConfigError(
+                f"trace {path} has a column {column!r}: blocks have 1 to 10**9 - 1 tokens"
             )
-        order = np.arange(len(prompts))
-        if arrivals is not None:
-            order = np.argsort(arrivals, kind="stable")
-        return Trace(
-            None if arrivals is None else arrivals[order],
-            prompts[order],
-            outputs[order],
-            None if tenants is None else tuple(tenants[i] for i in order.tolist()),
-            size,
-            None if ids is None else tuple(ids[i] for i in order.tolist()),
+        ids = tuple(
+            _ids(rows, line, value, -(-tokens // size))
+            for (line, value), tokens in zip(rows.column(column), prompts.tolist(), strict=True)
         )
+    order = np.arange(len(prompts))
+    if arrivals is not None:
+        order = np.argsort(arrivals, kind="stable")
+    return Trace(
+        None if arrivals is None else arrivals[order],
+        prompts[order],
+        outputs[order],
+        None if tenants is None else tuple(tenants[i] for i in order.tolist()),
+        size,
+        None if ids is None else tuple(ids[i] for i in order.tolist()),
+    )
 
-    def _arrivals(self) -> npt.NDArray[np.float64] | None:
-        for name, seconds in (("arrival_s", 1.0), ("arrival_ms", 1e-3)):
-            if name in self._names:
-                values = [self._number(line, name, value) for line, value in self._column(name)]
-                return np.array(values) * seconds
-        return None
 
-    def _counts(self, name: str, least: int) -> Int64:
-        if name not in self._names:
-            raise ConfigError(f"trace {self._path} has no column {name!r}: it has {self._names}")
-        counts = []
-        for line, value in self._column(name):
-            number = self._number(line, name, value)
-            if number != int(number) or not least <= number < MAX_COUNT:
-                self._refuse(line, f"{name}={value!r} must be a whole number from {least}")
-            counts.append(int(number))
-        return np.array(counts, np.int64)
+def _arrivals(rows: Rows) -> npt.NDArray[np.float64] | None:
+    for name, seconds in (("arrival_s", 1.0), ("arrival_ms", 1e-3)):
+        if name in rows.names:
+            values = [rows.number(line, name, value) for line, value in rows.column(name)]
+            return np.array(values) * seconds
+    return None
 
-    def _column(self, name: str) -> Iterator[tuple[int, Any]]:
-        for line, row in self._rows:
-            if row.get(name) is None:
-                self._refuse(line, f"{name} is missing")
-            yield line, row[name]
 
-    def _number(self, line: int, name: str, value: Any) -> float:
-        try:
-            number = float(value)
-        except (TypeError, ValueError, OverflowError):
-            self._refuse(line, f"{name}={value!r} is no number")
-        if not 0 <= number < 2**53:
-            self._refuse(line, f"{name}={value!r} must be finite and at least 0, less than 2**53")
-        return number
+def _counts(rows: Rows, name: str, least: int) -> Int64:
+    counts = [rows.whole(line, name, value, least, MAX_COUNT) for line, value in rows.column(name)]
+    return np.array(counts, np.int64)
 
-    def _ids(self, line: int, value: Any, blocks: int) -> Int64:
-        """Ids of the prompt's `blocks` blocks; what a run says beyond them is left out."""
-        if isinstance(value, list):
-            if not all(type(i) is int and 0 <= i < _MAX_ID for i in value):
-                self._refuse(
-                    line, f"block ids {str(value)[:60]!r} must be whole numbers in [0, 2**30)"
-                )
-            return np.array(value, np.int64)
-        runs = []
-        for item in str(value).split():
-            match = _RUN.fullmatch(item)
-            first, last = (0, -1) if match is None else (int(match[1]), int(match[2] or match[1]))
-            if not first <= last < _MAX_ID:
-                self._refuse(line, f"block ids {item!r} are neither n nor a-b in [0, 2**30)")
-            run = np.arange(first, min(last + 1, first + blocks))
-            runs.append(run)
-            blocks -= len(run)
-        return np.concatenate(runs) if runs else np.zeros(0, np.int64)
 
-    def _refuse(self, line: int, why: str) -> Any:
-        raise ConfigError(f"{self._path}, line {line}: {why}")
+def _ids(rows: Rows, line: int, value: Any, blocks: int) -> Int64:
+    """Ids of the prompt's `blocks` blocks; what a run says beyond them is left out."""
+    if isinstance(value, list):
+        if not all(type(i) is int and 0 <= i < _MAX_ID for i in value):
+            rows.refuse(line, f"block ids {str(value)[:60]!r} must be whole numbers in [0, 2**30)")
+        return np.array(value, np.int64)
+    runs = []
+    for item in str(value).split():
+        match = _RUN.fullmatch(item)
+        first, last = (0, -1) if match is None else (int(match[1]), int(match[2] or match[1]))
+        if not first <= last < _MAX_ID:
+            rows.refuse(line, f"block ids {item!r} are neither n nor a-b in [0, 2**30)")
+        run = np.arange(first, min(last + 1, first + blocks))
+        runs.append(run)
+        blocks -= len(run)
+    return np.concatenate(runs) if runs else np.zeros(0, np.int64)

@@ -1,0 +1,54 @@
+"""What a simulated step takes: a straight line, or a table that somebody has published."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pagedkv.cli.workload import find_trace
+from pagedkv.errors import ConfigError
+from pagedkv.simulation.executor import LinearCost, StepCost
+from pagedkv.simulation.perf_tables import read_cost
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Options of the straight line; None: left out.
+
+    The defaults are those of OPT-13B on one A100 as DistServe fitted them (decode step and context;
+    prefill tokens).
+    """
+
+    step_ms: float | None
+    token_us: float | None
+    context_us: float | None
+
+    def cost(self) -> LinearCost:
+        return LinearCost(
+            (19.9 if self.step_ms is None else self.step_ms) / 1e3,
+            (101.9 if self.token_us is None else self.token_us) / 1e6,
+            (0.63 if self.context_us is None else self.context_us) / 1e6,
+        )
+
+
+def step_cost(
+    line: Line,
+    perf_table: Path | None,
+    model: str | None,
+    hardware: str | None,
+    tensor_parallel: int | None,
+) -> StepCost:
+    """The cost that the options ask for. ConfigError for options that exclude each other."""
+    of_table = {"--model": model, "--hardware": hardware, "--tp": tensor_parallel}
+    if perf_table is None:
+        for option, given in of_table.items():
+            if given is not None:
+                raise ConfigError(f"{option} chooses from a table: give --perf-table too")
+        return line.cost()
+    for name, given in asdict(line).items():
+        if given is not None:
+            option = "--" + name.replace("_", "-")
+            raise ConfigError(f"{option} and --perf-table exclude each other: leave one out")
+    if model is None:
+        raise ConfigError("--model is needed too, to choose from --perf-table")
+    return read_cost(find_trace(perf_table), model, hardware, tensor_parallel)

@@ -26,5 +26,9 @@ class RequestError(PagedKVError, ValueError):
     """A request can never run as given: names the field, its value and the limit."""
 
 
+class OverloadError(RequestError):
+    """The queue is full: the same request may be accepted later. Names the bound and what waits."""
+
+
 class MissingExtraError(PagedKVError, ImportError):
     """A package of an extra is not installed: names it and the extra."""

@@ -133,8 +133,8 @@ MUTANTS = (
         "a request is admitted when its first block fits",
         ("admission arithmetic", "progress"),
         "scheduling/admission.py",
-        "return False, own + found.demand\n",
-        "return False, own + min(1, found.demand)\n",
+        "return Demand(request, False, found.cached_tokens, shared, own + found.demand)\n",
+        "return Demand(request, False, found.cached_tokens, shared, own + min(1, found.demand))\n",
         (_SCHEDULING + "livelock_admission_by_the_first_chunk_only",),
     ),
     # ---- the write rule

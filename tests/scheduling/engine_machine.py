@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from pagedkv.errors import RequestError
+from pagedkv.scheduling.config import ADMISSIONS
 from pagedkv.scheduling.messages import Add, Delta, Drain
 from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
 
@@ -50,6 +51,9 @@ class EngineMachine(RuleBasedStateMachine):
         eos=st.sampled_from(((), ENDS)),
         max_model_len=st.sampled_from((9, 90, 90)),
         public=st.sampled_from((0, 0, 4, 7)),
+        admission=st.sampled_from(("prompt", *ADMISSIONS)),
+        quantile=st.sampled_from((0.0, 0.5, 1.0)),
+        watermark=st.sampled_from((0.0, 0.0, 0.2, 1.0)),
     )
     def start(
         self,
@@ -61,6 +65,9 @@ class EngineMachine(RuleBasedStateMachine):
         eos: tuple[int, ...],
         max_model_len: int,
         public: int,
+        admission: str,
+        quantile: float,
+        watermark: float,
     ) -> None:
         self.size, self.eos, self.max_model_len = block_size, eos, max_model_len
         self.budget = 1 + (budget - 1) % (3 * block_size)
@@ -77,6 +84,9 @@ class EngineMachine(RuleBasedStateMachine):
             errors_ok=True,
             public_prefixes=(STEMS[0][:public],) if public else (),
             sanitize=self.sanitize,
+            admission=admission,
+            admission_quantile=quantile,
+            watermark=watermark,
         )
         self.caching, self.num_blocks = caching, num_blocks
         self.seats = min(seats, self.budget)

@@ -6,6 +6,8 @@ messages that were sent and the tokens that were drawn.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from engine_faults import FaultyExecutor
 from engine_oracle import Sent
@@ -146,12 +148,15 @@ class Watch:
         some: whether anyone was let in. budget: the tokens that are left.
         """
         scheduler, room = self.run.scheduler, self.run.manager.num_blocks
-        if self.caching:
+        config, running = scheduler.config, scheduler._roster.running
+        if self.caching or config.admission == "first_chunk":
             return
-        need = sum(map(self.blocks_of, scheduler._roster.running))
-        assert need <= room or not some, "let in and does not fit"
+        kept = math.ceil(config.watermark * room)
+        need = sum(map(self.blocks_of, running))
+        assert need <= room - kept * (len(running) > 1) or not some, "let in and does not fit"
         waiting = self.waiting()
-        if budget and waiting:
+        room -= kept * (len(running) > 0)
+        if budget and waiting and config.admission == "prompt":
             first = scheduler._roster.requests[waiting[0]]
             seats = scheduler.num_samples + len(first.live) <= scheduler.config.seats
             assert not seats or need + self.blocks_of(first) > room, "would fit and has to wait"
@@ -175,6 +180,7 @@ class Watch:
         running = [self.sent[r.id].add.arrival for r in self.run.scheduler._roster.running]
         if self.planning:
             assert len(running) > 1
+            assert self.run.scheduler.config.admission != "max_tokens"
             assert self.sent[request.id].add.arrival == max(running), "not the newest yields"
 
     def note_cut(self, request: Request) -> None:

@@ -43,7 +43,8 @@ class Prepared:
 class RequestReader:
     """Tokenises and checks requests. Raises RequestError that says what to change.
 
-    `validate` is the scheduler's own check: what passes here is never refused later.
+    `validate` is the scheduler's own check: what passes here is only refused later if the queue is
+    full by then.
     """
 
     def __init__(

@@ -2,35 +2,107 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pagedkv.cache import BlockManager
 from pagedkv.scheduling.batch import Row
+from pagedkv.scheduling.config import SchedulerConfig
+from pagedkv.scheduling.forecast import Forecast
+from pagedkv.scheduling.lengths import OutputLengths
+from pagedkv.scheduling.peak import peak_blocks
 from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.siblings import Leaders, may_wait
 
 
-def admission_demand(manager: BlockManager, request: Request, leaders: Leaders) -> tuple[bool, int]:
-    """Whether the request waits for what this step computes, and the blocks it takes then."""
+class Demand(NamedTuple):
+    """What a waiting request takes if it is let in.
+
+    waits: whether it waits for what this step computes. cached: tokens that it need not compute
+    then. shared: full blocks at its beginning that are in use. blocks: all others that its known
+    tokens take.
+    """
+
+    request: Request
+    waits: bool
+    cached: int
+    shared: int
+    blocks: int
+
+
+def admission_demand(manager: BlockManager, request: Request, leaders: Leaders) -> Demand:
+    """What the cache has for the request now, or after this step."""
     common = request.common_tokens()
     lookup = request.lookup_tokens(common)
     size = manager.block_size
     found = manager.match(lookup, request.namespace, request.public)
-    own = -(-len(common) // size) + request.own_blocks(request.live, size)
-    own -= -(-len(lookup) // size)
+    blocks = -(-len(lookup) // size)
+    own = -(-len(common) // size) + request.own_blocks(request.live, size) - blocks
     if may_wait(request):
         hit = leaders.hit_after(request, lookup, found.cached_tokens)
         if hit:
-            return True, own + -(-len(lookup) // size) - hit // size
-    return False, own + found.demand
+            return Demand(request, True, hit, hit // size, own + blocks - hit // size)
+    shared = blocks - found.demand
+    return Demand(request, False, found.cached_tokens, shared, own + found.demand)
 
 
-def fits_beside(manager: BlockManager, running: Sequence[Request], demand: int) -> bool:
-    """Whether `demand` blocks can be had beside what the running requests still need."""
-    branches = [branch for request in running for branch in request.branches]
-    needed = manager.demand([b.seq for b in branches], [b.known - b.computed for b in branches])
-    needed += sum(b.request.own_blocks(b.members, manager.block_size) for b in branches)
-    return demand + needed <= manager.num_free_blocks + manager.num_cached_blocks
+class Admission:
+    """Whether a waiting request may start, by `SchedulerConfig.admission` and `.watermark`."""
+
+    def __init__(
+        self, manager: BlockManager, config: SchedulerConfig, lengths: OutputLengths
+    ) -> None:
+        self._manager, self._config = manager, config
+        self._forecast = Forecast(manager, config, lengths)
+        self._watermark = math.ceil(config.watermark * manager.num_blocks)
+
+    def fits(
+        self,
+        demand: Demand,
+        ahead: Sequence[Demand],
+        running: Sequence[Request],
+        rows: Sequence[Row],
+        limit: int,
+    ) -> bool:
+        """ahead: of those that wait for this step, whose blocks are set aside. rows: of this step.
+
+        limit: most tokens that the request computes in this step.
+        """
+        manager, mode = self._manager, self._config.admission
+        watermark = self._watermark if running else 0
+        room = manager.num_free_blocks + manager.num_cached_blocks - watermark
+        room -= sum(other.blocks for other in ahead)
+        if mode == "first_chunk":
+            taken = manager.demand([row.branch.seq for row in rows], [row.count for row in rows])
+            return taken + self._first_blocks(demand, limit) <= room
+        if self._promised(running) + demand.blocks > room:
+            return False
+        if mode == "prompt" or not running:
+            return True
+        whole = manager.num_blocks - manager.num_draining_blocks - watermark
+        if mode == "max_tokens":
+            requests = [*running, *(other.request for other in ahead), demand.request]
+            return sum(map(self._forecast.most_blocks, requests)) <= whole
+        growths = self._forecast.of_running(running)
+        for new in (*ahead, demand):
+            growths += self._forecast.of_waiting(new.request, new.shared)
+        return peak_blocks(growths, manager.block_size) <= whole
+
+    def _first_blocks(self, demand: Demand, limit: int) -> int:
+        """Blocks of the request's first chunk."""
+        end = min(len(demand.request.common_tokens()), demand.cached + limit)
+        return max(0, -(-end // self._manager.block_size) - demand.shared)
+
+    def _promised(self, running: Sequence[Request]) -> int:
+        """Blocks that the known tokens of the running requests still need."""
+        branches = [branch for request in running for branch in request.branches]
+        needed = self._manager.demand(
+            [b.seq for b in branches], [b.known - b.computed for b in branches]
+        )
+        return needed + sum(
+            b.request.own_blocks(b.members, self._manager.block_size) for b in branches
+        )
 
 
 def widen(manager: BlockManager, rows: Sequence[Row], spare: int) -> None:

@@ -8,6 +8,7 @@ from pagedkv.errors import ConfigError
 
 # The block table and the rows of a step are laid out for so many sequences.
 MAX_NUM_SEQS = 65_536
+ADMISSIONS = ("first_chunk", "prompt", "max_tokens", "expected_peak")
 
 
 def check_integer(name: str, value: object, low: int, high: int = 2**63 - 1) -> None:
@@ -22,6 +23,13 @@ def check_flag(name: str, value: object) -> None:
         raise ConfigError(f"{name}={value!r:.200} must be True or False")
 
 
+def check_share(name: str, value: object) -> None:
+    """ConfigError, naming the setting, unless `value` is a number from 0 to 1."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 <= value <= 1:  # type: ignore[operator]
+        raise ConfigError(f"{name}={value!r:.200} must be a number from 0 to 1")
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """max_num_seqs: sequences running at once (a request of n samples counts n), see `seats`.
@@ -31,6 +39,14 @@ class SchedulerConfig:
     token ids are only checked to be non-negative int32. public_prefixes: token ids of beginnings
     of prompts that all tenants share; the longest one with which a prompt begins, whole, counts.
     policy: who is served first and who yields, see `policies`.
+
+    admission: what has to fit in the pool before a waiting request starts: its first chunk, or all
+    its known tokens ("prompt"), both beside what runs now; or the prompt and max_tokens of all
+    that would run (nothing is ever preempted); or the most that these are expected to take at
+    once, an output being as long as the `admission_quantile` of those of its tenant that were
+    longer than it is now. watermark: share of the pool that a start leaves free, unless nothing
+    runs. A request is refused (OverloadError) when `max_num_waiting` wait already, or when it and
+    those that wait have more than `max_waiting_tokens` prompt tokens; None: no bound.
     Raises ConfigError naming the setting.
     """
 
@@ -41,6 +57,11 @@ class SchedulerConfig:
     vocab_size: int | None = None
     public_prefixes: tuple[tuple[int, ...], ...] = ()
     policy: str = "fcfs"
+    admission: str = "prompt"
+    admission_quantile: float = 0.9
+    watermark: float = 0.0
+    max_num_waiting: int | None = None
+    max_waiting_tokens: int | None = None
 
     def __post_init__(self) -> None:
         check_integer("max_num_seqs", self.max_num_seqs, 1, MAX_NUM_SEQS)
@@ -48,6 +69,15 @@ class SchedulerConfig:
         check_integer("max_model_len", self.max_model_len, 2, 2**31 - 1)
         if self.vocab_size is not None:
             check_integer("vocab_size", self.vocab_size, 1, 2**31)
+        if self.admission not in ADMISSIONS:
+            raise ConfigError(
+                f"admission={self.admission!r:.200}: use one of {', '.join(ADMISSIONS)}"
+            )
+        check_share("admission_quantile", self.admission_quantile)
+        check_share("watermark", self.watermark)
+        for name in ("max_num_waiting", "max_waiting_tokens"):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), 1)
         if not isinstance(self.public_prefixes, tuple):
             raise ConfigError(
                 f"public_prefixes={self.public_prefixes!r:.200} must be a tuple of tuples of ids"

@@ -14,12 +14,13 @@ class Line:
     Once more than half have left, all of those are dropped (amortised O(log n) a removal): a first
     request that waits long does not keep the ones that left behind it.
     Keys are unique and stay as they are while the request waits. A request that left from the
-    middle (an abort) does not come back.
+    middle (an abort) does not come back. num_tokens: prompt tokens of all who wait.
     """
 
     def __init__(self) -> None:
         self._heap: list[tuple[Key, Request]] = []
         self._waiting: set[int] = set()  # by Request.order; never iterated
+        self.num_tokens = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -29,6 +30,7 @@ class Line:
 
     def push(self, request: Request, key: Key) -> None:
         self._waiting.add(request.order)
+        self.num_tokens += len(request.prompt)
         heapq.heappush(self._heap, (key, request))
 
     def peek(self) -> Request:
@@ -36,8 +38,10 @@ class Line:
         return self._heap[0][1]
 
     def remove(self, request: Request) -> None:
-        """Takes a request out, wherever it stands."""
-        self._waiting.discard(request.order)
+        """Takes a request out, wherever it stands; nothing happens when it does not wait."""
+        if request.order in self._waiting:
+            self._waiting.discard(request.order)
+            self.num_tokens -= len(request.prompt)
         while self._heap and self._heap[0][1].order not in self._waiting:
             heapq.heappop(self._heap)
         if len(self._heap) > 2 * len(self._waiting) + 64:
@@ -59,6 +63,11 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return len(self._again) + sum(map(len, self._lines.values()))
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt tokens of all who wait."""
+        return self._again.num_tokens + sum(line.num_tokens for line in self._lines.values())
 
     def __contains__(self, request: Request) -> bool:
         return request in self._line(request)

@@ -117,6 +117,7 @@ class Request:
         self.arrival = add.arrival
         self.order = order
         self.ttft_slo, self.tpot_slo, self.deadline = add.ttft_slo, add.tpot_slo, add.deadline
+        self.tenant = add.tenant
         self.namespace = namespace_bytes(add.tenant, add.cache_salt)
         # Prompt log-probabilities shorten the look-up, which `public` must not exceed; cut to it,
         # a block would be named in one part before a preemption and in another after it.

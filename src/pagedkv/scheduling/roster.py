@@ -6,6 +6,7 @@ import bisect
 from collections.abc import Sequence
 
 from pagedkv.cache import BlockManager, SeqId
+from pagedkv.scheduling.lengths import OutputLengths
 from pagedkv.scheduling.messages import Delta
 from pagedkv.scheduling.policies.interface import Policy
 from pagedkv.scheduling.queue import WaitingQueue
@@ -17,7 +18,7 @@ class Roster:
     """Every request is in `requests`, and either waits or runs.
 
     running: by the policy's key. awaiting_first_token: `Request.order` of all who wait for their
-    first token; not iterated.
+    first token; not iterated. lengths: of the outputs that have ended.
     """
 
     def __init__(self, manager: BlockManager, policy: Policy) -> None:
@@ -26,6 +27,7 @@ class Roster:
         self.waiting = WaitingQueue(policy)
         self.running: list[Request] = []
         self.awaiting_first_token: set[int] = set()
+        self.lengths = OutputLengths()
         self.num_preemptions = 0  # since the start
 
     @property
@@ -102,6 +104,9 @@ class Roster:
     def drop_ended(self, request: Request) -> None:
         """Takes ended samples off their branches; a request without samples leaves."""
         for branch in request.branches:
+            for output in branch.members:
+                if output.finish_reason in ("stop", "length"):
+                    self.lengths.record(request.tenant, len(output.tokens))
             branch.members = [output for output in branch.members if output.live]
         self.close([branch for branch in request.branches if not branch.members])
         if not request.live and self.requests.pop(request.id, None) is request:

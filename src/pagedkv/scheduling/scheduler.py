@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pagedkv.cache import BlockManager, SeqId
 from pagedkv.errors import ConfigError, PagedKVError, RequestError
-from pagedkv.scheduling.admission import admission_demand, fits_beside, widen
+from pagedkv.scheduling.admission import Admission, Demand, admission_demand, widen
 from pagedkv.scheduling.batch import Batch, Row, make_batch, prefill_limit, select_rows
 from pagedkv.scheduling.beams import start_search
 from pagedkv.scheduling.config import SchedulerConfig
@@ -19,7 +19,7 @@ from pagedkv.scheduling.results import take_result
 from pagedkv.scheduling.roster import Roster
 from pagedkv.scheduling.siblings import Leaders
 from pagedkv.scheduling.step import Result, Step
-from pagedkv.scheduling.validate import result_mismatch, validate_add
+from pagedkv.scheduling.validate import check_queue, result_mismatch, validate_add
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ class Scheduler:
         self.config = config
         self._roster = Roster(manager, make_policy(config.policy))
         self._expiry = Expiry()
+        self._admission = Admission(manager, config, self._roster.lengths)
         self._flight: Batch | None = None
         self._deltas: list[Delta] = []  # decided, and not handed out yet
         self._draining = False
@@ -67,6 +68,8 @@ class Scheduler:
         manager = self.manager
         blocks = min(manager.num_blocks, manager.max_blocks_per_seq)
         validate_add(add, self.config, blocks, manager.block_size)
+        waiting = self._roster.waiting
+        check_queue(add, self.config, len(waiting), waiting.num_tokens)
 
     def add(self, add: Add, now: float) -> list[Delta]:
         """Queues a request. One that cannot be accepted gets its terminal deltas at once.
@@ -226,44 +229,43 @@ class Scheduler:
         One whose beginning a row of this step computes is passed over: it keeps its place, and its
         seats and blocks are set aside from those who are behind it.
         """
-        waiting = self._roster.waiting
+        roster, total = self._roster, self.config.max_num_batched_tokens
+        waiting = roster.waiting
         leaders = Leaders(self.manager, rows)
-        passed: list[Request] = []
-        seats = blocks = 0  # set aside
+        passed: list[Demand] = []
+        seats = 0  # set aside
         try:
             while waiting and budget > 0:
                 request = waiting.peek(now)
                 if self.num_samples + seats + len(request.live) > self.config.seats:
                     break
                 if request.total_blocks(self.manager.block_size) > self.manager.num_blocks:
-                    self._deltas += self._roster.cut_short(request)
+                    self._deltas += roster.cut_short(request)
                     continue
-                waits, demand = admission_demand(self.manager, request, leaders)
-                if not fits_beside(self.manager, self._roster.running, demand + blocks):
+                demand = admission_demand(self.manager, request, leaders)
+                limit = min(budget, prefill_limit(request, total, roster.awaiting_first_token))
+                if not self._admission.fits(demand, passed, roster.running, rows, limit):
                     break
-                if waits:
-                    passed.append(request)
+                if demand.waits:
+                    passed.append(demand)
                     waiting.remove(request)
-                    seats, blocks = seats + len(request.live), blocks + demand
+                    seats += len(request.live)
                 else:
-                    budget -= self._start(request, rows, budget, now)
+                    budget -= self._start(request, rows, limit, now)
                     leaders.add(rows[-1])
         finally:
-            for request in passed:
-                request.num_passings += 1
-                waiting.push(request)
+            for demand in passed:
+                demand.request.num_passings += 1
+                waiting.push(demand.request)
         return budget
 
-    def _start(self, request: Request, rows: list[Row], budget: int, now: float) -> int:
+    def _start(self, request: Request, rows: list[Row], limit: int, now: float) -> int:
         """Opens the request's common part and plans its first chunk; returns the chunk's size."""
         common = request.common_tokens()
         lookup = request.lookup_tokens(common)
         seq = self.manager.open(lookup, request.namespace, request.public)
         branch = self._roster.start(request, seq, now)
-        limit = prefill_limit(
-            request, self.config.max_num_batched_tokens, self._roster.awaiting_first_token
-        )
-        count = min(len(common) - branch.computed, budget, limit)
+        count = min(len(common) - branch.computed, limit)
         rows.append(Row(branch, branch.computed, count))
         return count
 

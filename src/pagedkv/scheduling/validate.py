@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from pagedkv.errors import RequestError
+from pagedkv.errors import OverloadError, RequestError
 from pagedkv.scheduling.beams import check_beams
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Add
@@ -48,6 +48,24 @@ def validate_add(add: Add, config: SchedulerConfig, num_blocks: int, block_size:
                 raise RequestError(
                     f"{field} has token id {token}, which is outside the vocabulary [0, {vocab})"
                 )
+
+
+def check_queue(add: Add, config: SchedulerConfig, waiting: int, tokens: int) -> None:
+    """Raises OverloadError if the queue, `waiting` requests of `tokens` prompt tokens, is full.
+
+    An empty queue takes any request.
+    """
+    if config.max_num_waiting is not None and waiting >= config.max_num_waiting:
+        raise OverloadError(
+            f"{waiting} requests wait and max_num_waiting={config.max_num_waiting}: try again "
+            "later, or elsewhere"
+        )
+    length, most = len(add.prompt), config.max_waiting_tokens
+    if most is not None and waiting and tokens + length > most:
+        raise OverloadError(
+            f"{waiting} requests of {tokens} prompt tokens wait, with the {length} of this one "
+            f"more than max_waiting_tokens={most}: try again later, or elsewhere"
+        )
 
 
 def _check_envelope(add: Add) -> None:

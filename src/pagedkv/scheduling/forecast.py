@@ -1,0 +1,84 @@
+"""How the sequences of requests will grow until they end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pagedkv.cache import BlockManager
+from pagedkv.scheduling.config import SchedulerConfig
+from pagedkv.scheduling.lengths import OutputLengths
+from pagedkv.scheduling.peak import Growth
+from pagedkv.scheduling.request import Output, Request
+
+
+class Forecast:
+    """What outputs will hold: at most, and by what their tenants' outputs were like.
+
+    The token that ends an output is never computed, so an output of L tokens after a prompt of p
+    holds p + L - 1.
+    """
+
+    def __init__(
+        self, manager: BlockManager, config: SchedulerConfig, lengths: OutputLengths
+    ) -> None:
+        self._manager, self._config, self._lengths = manager, config, lengths
+        self._capacity = min(manager.num_blocks, manager.max_blocks_per_seq) * manager.block_size
+
+    def most_tokens(self, request: Request) -> int:
+        """Tokens that a sample of the request holds in the end if only its limits end it."""
+        most = min(self._config.max_model_len - 1, self._capacity)
+        if request.params.max_tokens is not None:
+            most = min(most, len(request.prompt) + request.params.max_tokens - 1)
+        return max(most, len(request.prompt))
+
+    def most_blocks(self, request: Request) -> int:
+        """Blocks that all live samples hold in the end if nothing is shared."""
+        return len(request.live) * -(-self.most_tokens(request) // self._manager.block_size)
+
+    def remaining(self, request: Request, output: Output) -> int:
+        """Tokens that a live sample is expected to take beyond those that are known."""
+        prompt, generated = len(request.prompt), len(output.tokens)
+        cap = self.most_tokens(request) - prompt + 1
+        expected = self._lengths.expected(
+            request.tenant, generated, cap, self._config.admission_quantile
+        )
+        return max(0, expected - 1 - generated)
+
+    def of_running(self, running: Sequence[Request]) -> list[Growth]:
+        """Growth of every live sample. A full block of several is counted with the last to end."""
+        size = self._manager.block_size
+        branches = []
+        for request in running:
+            for branch in request.branches:
+                left = sorted(
+                    ((self.remaining(request, o), len(o.tokens)) for o in branch.members),
+                    reverse=True,
+                )
+                branches.append((left, branch))
+        branches.sort(key=lambda entry: entry[0][0][0])
+        owner = np.zeros(self._manager.num_blocks + 1, np.int32)
+        for i, (_, branch) in enumerate(branches, 1):
+            owner[self._manager.block_table(branch.seq)[: branch.computed // size]] = i
+        owned = np.bincount(owner[1:], minlength=len(branches) + 1).tolist()
+        growths = []
+        for i, (left, branch) in enumerate(branches, 1):
+            prompt = len(branch.request.prompt)
+            # The first keeps the blocks, the others will have the full ones in common with it.
+            offsets = [owned[i] - branch.computed // size]
+            offsets += [-(branch.known // size)] * (len(left) - 1)
+            growths += [
+                Growth(prompt + generated, remaining, offset)
+                for (remaining, generated), offset in zip(left, offsets, strict=True)
+            ]
+        return growths
+
+    def of_waiting(self, request: Request, shared: int) -> list[Growth]:
+        """Growth of a request whose first `shared` blocks others hold, as long as it runs."""
+        size, prompt = self._manager.block_size, len(request.prompt)
+        common = (prompt + request.common_output(request.live)) // size
+        left = sorted((self.remaining(request, o), len(o.tokens)) for o in request.live)
+        growths = [Growth(prompt + known, remaining, -common) for remaining, known in left]
+        growths[-1] = growths[-1]._replace(offset=-shared)
+        return growths

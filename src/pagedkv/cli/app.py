@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from pagedkv import __version__
+from pagedkv.cli.bench import block_size
 from pagedkv.cli.generate import generate
 from pagedkv.cli.main import INTERRUPTED
 from pagedkv.cli.plan import plan
@@ -68,6 +69,9 @@ def invoke(args: list[str]) -> int:
     for command in (cache, memory, allocators, serve):
         simulate.command()(command)
     app.add_typer(simulate, name="simulate")
+    bench = typer.Typer(help="What a setting costs on this machine.")
+    bench.command("block-size")(block_size)
+    app.add_typer(bench, name="bench")
     app.callback()(_callback)
     command = typer.main.get_command(app)
     try:

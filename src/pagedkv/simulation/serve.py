@@ -185,11 +185,11 @@ def _requests(trace: Trace, arrivals: Float64, max_model_len: int) -> Iterator[A
     for i, (arrival, output) in enumerate(zip(arrivals.tolist(), outputs, strict=True)):
         params = SamplingParams(max_tokens=output, ignore_eos=True)
         tenant = None if trace.tenants is None else trace.tenants[i]
-        prompt = tuple(_prompt(trace, i, max_model_len).tolist())
+        prompt = tuple(prompt_tokens(trace, i, max_model_len).tolist())
         yield Add(str(i), prompt, params, arrival, seed=i, tenant=tenant)
 
 
-def _prompt(trace: Trace, i: int, max_model_len: int) -> Int64:
+def prompt_tokens(trace: Trace, i: int, max_model_len: int) -> Int64:
     """Token ids: those of a block say which block it is, so prompts share what the ids share.
 
     Without ids the first token says which request it is, and nothing is shared. A prompt that is

@@ -26,7 +26,9 @@ class Life:
         self.rng = random.Random(0)
         self.clock = VirtualClock()
         self.manager = BlockManager(48, 4, max_seqs=16)
-        scheduler = Scheduler(self.manager, SchedulerConfig(16, 24, 100, vocab_size=40))
+        # A log that is full before the warm-up ends.
+        config = SchedulerConfig(16, 24, 100, vocab_size=40, decision_log=500)
+        scheduler = Scheduler(self.manager, config)
         self.core = EngineCore(scheduler, TimedExecutor(self.clock, LinearCost(1e-3, 1e-4), 40))
         self.added = self.ended = self.steps = 0
 

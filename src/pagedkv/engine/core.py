@@ -124,7 +124,7 @@ class EngineCore:
                     why = f"the request cannot be read: {type(error).__name__}: {error}"
                     self._deltas += [Delta(add.request_id, 0, finish_reason="error", error=why)]
             case Abort() as abort:
-                self._deltas += self.scheduler.abort(abort)
+                self._deltas += self.scheduler.abort(abort, now)
             case Drain():
                 self.scheduler.drain()
 

@@ -47,6 +47,25 @@ def admission_demand(manager: BlockManager, request: Request, leaders: Leaders) 
     return Demand(request, False, found.cached_tokens, shared, own + found.demand)
 
 
+class Shortage(NamedTuple):
+    """Why a waiting request may not start.
+
+    rule: `SchedulerConfig.admission`, or "prompt" where that comes first. blocks: what would be
+    taken by the rule if it started. room: what there is for that, without the `watermark` and what
+    is set `aside` for others that wait for this step.
+    """
+
+    rule: str
+    blocks: int
+    room: int
+    watermark: int
+    aside: int
+
+    @property
+    def reason(self) -> str:
+        return "watermark" if self.blocks <= self.room + self.watermark else "blocks"
+
+
 class Admission:
     """Whether a waiting request may start, by `SchedulerConfig.admission` and `.watermark`."""
 
@@ -57,37 +76,41 @@ class Admission:
         self._forecast = Forecast(manager, config, lengths)
         self._watermark = math.ceil(config.watermark * manager.num_blocks)
 
-    def fits(
+    def shortage(
         self,
         demand: Demand,
         ahead: Sequence[Demand],
         running: Sequence[Request],
         rows: Sequence[Row],
         limit: int,
-    ) -> bool:
-        """ahead: of those that wait for this step, whose blocks are set aside. rows: of this step.
+    ) -> Shortage | None:
+        """None: it may start.
 
+        ahead: of those that wait for this step, whose blocks are set aside. rows: of this step.
         limit: most tokens that the request computes in this step.
         """
         manager, mode = self._manager, self._config.admission
         watermark = self._watermark if running else 0
-        room = manager.num_free_blocks + manager.num_cached_blocks - watermark
-        room -= sum(other.blocks for other in ahead)
+        aside = sum(other.blocks for other in ahead)
+        room = manager.num_free_blocks + manager.num_cached_blocks - watermark - aside
+
+        def compare(rule: str, blocks: int, room: int) -> Shortage | None:
+            return Shortage(rule, blocks, room, watermark, aside) if blocks > room else None
+
         if mode == "first_chunk":
             taken = manager.demand([row.branch.seq for row in rows], [row.count for row in rows])
-            return taken + self._first_blocks(demand, limit) <= room
-        if self._promised(running) + demand.blocks > room:
-            return False
-        if mode == "prompt" or not running:
-            return True
+            return compare(mode, taken + self._first_blocks(demand, limit), room)
+        short = compare("prompt", self._promised(running) + demand.blocks, room)
+        if short is not None or mode == "prompt" or not running:
+            return short
         whole = manager.num_blocks - manager.num_draining_blocks - watermark
         if mode == "max_tokens":
             requests = [*running, *(other.request for other in ahead), demand.request]
-            return sum(map(self._forecast.most_blocks, requests)) <= whole
+            return compare(mode, sum(map(self._forecast.most_blocks, requests)), whole)
         growths = self._forecast.of_running(running)
         for new in (*ahead, demand):
             growths += self._forecast.of_waiting(new.request, new.shared)
-        return peak_blocks(growths, manager.block_size) <= whole
+        return compare(mode, peak_blocks(growths, manager.block_size), whole)
 
     def _first_blocks(self, demand: Demand, limit: int) -> int:
         """Blocks of the request's first chunk."""
@@ -121,3 +144,5 @@ def widen(manager: BlockManager, rows: Sequence[Row], spare: int) -> None:
     ):
         for row, count in zip(rows, counts, strict=True):
             row.count = count
+            if count == row.branch.pending:
+                row.limit = ""

@@ -17,11 +17,21 @@ from pagedkv.scheduling.step import PromptScore, Sample, Step
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """`count` tokens of one branch, from position `start` on."""
+    """`count` tokens of one branch, from position `start` on.
+
+    limit: why they are fewer than could be computed; "" if they are not.
+    """
 
     branch: Branch
     start: int
     count: int
+    limit: str = ""
+
+    def cut(self, budget: int, share: int) -> None:
+        """Shortens the row to what is left of the step, and to what is left of its own share."""
+        most = min(budget, share)
+        if self.count > most:
+            self.count, self.limit = most, "share" if share < budget else "budget"
 
     @property
     def draws(self) -> list[Output]:
@@ -79,8 +89,8 @@ def select_rows(
         if row.count == 1 or budget == 0:
             continue
         request = row.branch.request
-        limit = prefill_limit(request, total, awaiting)
-        row.count = min(row.count, budget, limit - used.get(request.order, 0))
+        limit = prefill_limit(request, total, awaiting) - used.get(request.order, 0)
+        row.cut(budget, limit)
         if row.count:
             used[request.order] = used.get(request.order, 0) + row.count
             budget -= row.count

@@ -47,6 +47,7 @@ class SchedulerConfig:
     longer than it is now. watermark: share of the pool that a start leaves free, unless nothing
     runs. A request is refused (OverloadError) when `max_num_waiting` wait already, or when it and
     those that wait have more than `max_waiting_tokens` prompt tokens; None: no bound.
+    decision_log: decisions that are kept to be looked at; 0: none.
     Raises ConfigError naming the setting.
     """
 
@@ -62,11 +63,13 @@ class SchedulerConfig:
     watermark: float = 0.0
     max_num_waiting: int | None = None
     max_waiting_tokens: int | None = None
+    decision_log: int = 4096
 
     def __post_init__(self) -> None:
         check_integer("max_num_seqs", self.max_num_seqs, 1, MAX_NUM_SEQS)
         check_integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**31 - 1)
         check_integer("max_model_len", self.max_model_len, 2, 2**31 - 1)
+        check_integer("decision_log", self.decision_log, 0, 10**8)
         if self.vocab_size is not None:
             check_integer("vocab_size", self.vocab_size, 1, 2**31)
         if self.admission not in ADMISSIONS:

@@ -6,6 +6,7 @@ import bisect
 from collections.abc import Sequence
 
 from pagedkv.cache import BlockManager, SeqId
+from pagedkv.scheduling.decisions import DecisionLog
 from pagedkv.scheduling.lengths import OutputLengths
 from pagedkv.scheduling.messages import Delta
 from pagedkv.scheduling.policies.interface import Policy
@@ -21,8 +22,8 @@ class Roster:
     first token; not iterated. lengths: of the outputs that have ended.
     """
 
-    def __init__(self, manager: BlockManager, policy: Policy) -> None:
-        self.manager, self.policy = manager, policy
+    def __init__(self, manager: BlockManager, policy: Policy, log: DecisionLog) -> None:
+        self.manager, self.policy, self.log = manager, policy, log
         self.requests: dict[str, Request] = {}
         self.waiting = WaitingQueue(policy)
         self.running: list[Request] = []
@@ -83,6 +84,8 @@ class Roster:
     ) -> list[Delta]:
         """Ends live samples of a request wherever it is, and releases what they alone hold."""
         deltas = end_outputs(request, outputs, reason, error)
+        if error is not None and reason != "length":
+            self.log.note(reason, request.id, samples=len(outputs), message=error)
         self.drop_ended(request)
         return deltas
 
@@ -91,6 +94,7 @@ class Roster:
         last = request.live[-1]
         tokens = len(request.prompt) + len(last.tokens)
         manager = self.manager
+        self.log.note("cut_short", request.id, tokens=tokens, blocks=manager.num_blocks)
         message = (
             f"cut short at {tokens} tokens: the request alone takes more than the pool's "
             f"{manager.num_blocks} blocks of {manager.block_size}; make the pool larger"
@@ -115,6 +119,12 @@ class Roster:
             if request in self.running:
                 self.running.remove(request)
             self.policy.left(request)
+            self.log.note(
+                "end",
+                request.id,
+                reasons=[output.finish_reason for output in request.outputs],
+                tokens=[len(output.tokens) for output in request.outputs],
+            )
 
     def close(self, branches: Sequence[Branch]) -> None:
         """Releases branches of requests: nobody goes on with them."""

@@ -10,6 +10,7 @@ from pagedkv.scheduling.admission import Admission, Demand, admission_demand, wi
 from pagedkv.scheduling.batch import Batch, Row, make_batch, prefill_limit, select_rows
 from pagedkv.scheduling.beams import start_search
 from pagedkv.scheduling.config import SchedulerConfig
+from pagedkv.scheduling.decisions import DecisionLog
 from pagedkv.scheduling.expiry import Expiry
 from pagedkv.scheduling.messages import Abort, Add, Delta
 from pagedkv.scheduling.namespaces import public_length
@@ -47,7 +48,8 @@ class Scheduler:
             )
         self.manager = manager
         self.config = config
-        self._roster = Roster(manager, make_policy(config.policy))
+        self.log = DecisionLog(config.decision_log)
+        self._roster = Roster(manager, make_policy(config.policy), self.log)
         self._expiry = Expiry()
         self._admission = Admission(manager, config, self._roster.lengths)
         self._flight: Batch | None = None
@@ -76,11 +78,13 @@ class Scheduler:
 
         RequestError: a request with this id is still here (a delta could not tell them apart).
         """
+        self.log.at(self._num_steps, now)
         if add.request_id in self._roster.requests:
             raise RequestError(f"request_id {add.request_id!r} is in use: choose another")
         try:
             self.validate(add)
         except RequestError as error:
+            self.log.note("refuse", add.request_id, message=str(error))
             return [
                 Delta(add.request_id, i, finish_reason="error", error=str(error))
                 for i in range(add.params.n)
@@ -88,15 +92,26 @@ class Scheduler:
         public = public_length(add.prompt, self.config.public_prefixes)
         request = Request(add, self._num_added, start_search(add, self.config), public)
         self._num_added += 1
+        self.log.note(
+            "arrive",
+            request.id,
+            tenant=add.tenant,
+            prompt=len(request.prompt),
+            samples=len(request.outputs),
+            waiting=len(self._roster.waiting),
+            running=len(self._roster.running),
+        )
         self._roster.enter(request, now)
         self._expiry.watch(request)
         return []
 
-    def abort(self, abort: Abort) -> list[Delta]:
+    def abort(self, abort: Abort, now: float | None = None) -> list[Delta]:
         """Ends a request or one of its samples, in any state; blocks are released at once.
 
-        Unknown ids and samples that have ended are ignored.
+        Unknown ids and samples that have ended are ignored. now: for the log.
         """
+        if now is not None:
+            self.log.at(self._num_steps, now)
         request = self._roster.requests.get(abort.request_id)
         if request is None:
             return []
@@ -119,6 +134,7 @@ class Scheduler:
             raise PagedKVError(f"step {self._flight.step.index} is in flight: commit it first")
         if self.manager.sanitizer is not None:
             self.manager.sanitizer.begin_step(self._num_steps)
+        self.log.at(self._num_steps, now)
         self._deltas += self._expiry.end_expired(self._roster, now)
         rows, budget, preempted = self._fit_running(now)
         if not preempted:
@@ -129,6 +145,7 @@ class Scheduler:
         self._flight = make_batch(
             self.manager, self._num_steps, rows, self._stamp, self.config.eos_token_ids
         )
+        self.log.planned(self._flight.step, rows, self._roster.running)
         self._num_steps += 1
         return self._flight.step
 
@@ -140,6 +157,7 @@ class Scheduler:
     def commit(self, result: Result, now: float) -> list[Delta]:
         """Takes what the step in flight has produced. A Result that does not fit is a failure."""
         flight = self._in_flight()
+        self.log.at(flight.step.index, now)
         mismatch = result_mismatch(flight.step, result, self.config.vocab_size)
         if mismatch:
             return self.fail(mismatch, now)
@@ -155,6 +173,8 @@ class Scheduler:
         """
         flight = self._in_flight()
         self._flight = None
+        self.log.at(flight.step.index, now)
+        self.log.note("fail", message=message)
         self.manager.cancel([row.branch.seq for row in flight.rows if row.branch.open])
         for row in flight.rows:
             request = row.branch.request
@@ -205,10 +225,29 @@ class Scheduler:
             if self.manager.can_reserve([r.branch.seq for r in rows], [r.count for r in rows]):
                 return rows, budget, preempted
             if len(roster.running) > 1:
-                roster.preempt(self._victim(now))
+                self._preempt(self._victim(now), rows)
                 preempted = True
             else:
                 self._deltas += roster.cut_short(roster.running[0])
+
+    def _preempt(self, victim: Request, rows: list[Row]) -> None:
+        """Takes the blocks of one request for the rows of the others."""
+        manager = self.manager
+        computed = sum(branch.computed for branch in victim.branches)
+        available = manager.num_free_blocks + manager.num_cached_blocks
+        demand = manager.demand([r.branch.seq for r in rows], [r.count for r in rows])
+        self._roster.preempt(victim)
+        freed = manager.num_free_blocks + manager.num_cached_blocks - available
+        self.log.note(
+            "preempt",
+            victim.id,
+            how="recompute",
+            tokens=computed,
+            freed=freed,
+            rows=len(rows),
+            demand=demand,
+            available=available,
+        )
 
     def _victim(self, now: float) -> Request:
         """Who yields its blocks: never the first in order, so that it always makes progress.
@@ -238,20 +277,25 @@ class Scheduler:
             while waiting and budget > 0:
                 request = waiting.peek(now)
                 if self.num_samples + seats + len(request.live) > self.config.seats:
+                    self._log_wait(request, "seats", seats=len(request.live), aside=seats)
                     break
                 if request.total_blocks(self.manager.block_size) > self.manager.num_blocks:
                     self._deltas += roster.cut_short(request)
                     continue
                 demand = admission_demand(self.manager, request, leaders)
-                limit = min(budget, prefill_limit(request, total, roster.awaiting_first_token))
-                if not self._admission.fits(demand, passed, roster.running, rows, limit):
+                share = prefill_limit(request, total, roster.awaiting_first_token)
+                limit = min(budget, share)
+                short = self._admission.shortage(demand, passed, roster.running, rows, limit)
+                if short is not None:
+                    self._log_wait(request, short.reason, demand=demand.blocks, **short._asdict())
                     break
                 if demand.waits:
+                    self._log_wait(request, "sibling", demand=demand.blocks)
                     passed.append(demand)
                     waiting.remove(request)
                     seats += len(request.live)
                 else:
-                    budget -= self._start(request, rows, limit, now)
+                    budget -= self._start(request, demand.blocks, rows, (budget, share), now)
                     leaders.add(rows[-1])
         finally:
             for demand in passed:
@@ -259,15 +303,43 @@ class Scheduler:
                 waiting.push(demand.request)
         return budget
 
-    def _start(self, request: Request, rows: list[Row], limit: int, now: float) -> int:
+    def _log_wait(self, request: Request, reason: str, **numbers: object) -> None:
+        """The request was first in line and is not admitted."""
+        if not self.log.still_waits(request.id, reason):
+            self.log.wait(request.id, reason, **numbers, **self._pool())
+
+    def _pool(self) -> dict[str, int]:
+        """Numbers of decisions about admission."""
+        return {
+            "free": self.manager.num_free_blocks,
+            "cached": self.manager.num_cached_blocks,
+            "running": len(self._roster.running),
+            "taken": self.num_samples,
+            "waiting": len(self._roster.waiting),
+        }
+
+    def _start(
+        self, request: Request, demand: int, rows: list[Row], limits: tuple[int, int], now: float
+    ) -> int:
         """Opens the request's common part and plans its first chunk; returns the chunk's size."""
+        pool, again = self._pool(), request.admitted
         common = request.common_tokens()
         lookup = request.lookup_tokens(common)
         seq = self.manager.open(lookup, request.namespace, request.public)
         branch = self._roster.start(request, seq, now)
-        count = min(len(common) - branch.computed, limit)
-        rows.append(Row(branch, branch.computed, count))
-        return count
+        self.log.note(
+            "admit",
+            request.id,
+            again=again,
+            tokens=len(common),
+            cached_tokens=branch.computed,
+            demand=demand,
+            **pool,
+        )
+        row = Row(branch, branch.computed, len(common) - branch.computed)
+        row.cut(*limits)
+        rows.append(row)
+        return row.count
 
     def _in_flight(self) -> Batch:
         if self._flight is None:

@@ -121,7 +121,10 @@ class Executor(Protocol):
 
 
 class TableMirror:
-    """The executor's copy of the block table, kept current from the changed rows of each Step."""
+    """A copy of the block table, kept current from the changed rows of each Step.
+
+    Of the executor, which need not share memory with the block manager.
+    """
 
     def __init__(self) -> None:
         self._rows = np.zeros((0, 0), np.int32)
@@ -132,14 +135,33 @@ class TableMirror:
         w = blocks of the longest row seen so far.
         """
         if len(step.changed_rows):
-            height = int(step.changed_rows.max()) + 1
-            width = step.changed_tables.shape[1]
-            if height > self._rows.shape[0] or width > self._rows.shape[1]:
-                grown = np.zeros(
-                    (max(height, self._rows.shape[0]), max(width, self._rows.shape[1])), np.int32
-                )
-                grown[: self._rows.shape[0], : self._rows.shape[1]] = self._rows
-                self._rows = grown
+            width = self._fit(step)
             self._rows[step.changed_rows] = 0
             self._rows[step.changed_rows, :width] = step.changed_tables
         return self._rows[step.table_rows]
+
+    def changes(self, step: Step) -> Int32:
+        """Applies the step: int32 [k, 3], the entries that differ: table row, place, block id."""
+        if not len(step.changed_rows):
+            return np.zeros((0, 3), np.int32)
+        width = self._fit(step)
+        tables = np.zeros((len(step.changed_rows), self._rows.shape[1]), np.int32)
+        tables[:, :width] = step.changed_tables
+        rows, places = np.nonzero(tables != self._rows[step.changed_rows])
+        self._rows[step.changed_rows] = tables
+        changed = np.empty((len(rows), 3), np.int32)
+        changed[:, 0], changed[:, 1] = step.changed_rows[rows], places
+        changed[:, 2] = tables[rows, places]
+        return changed
+
+    def _fit(self, step: Step) -> int:
+        """Makes room for the changed rows; their width."""
+        height = int(step.changed_rows.max()) + 1
+        width: int = step.changed_tables.shape[1]
+        if height > self._rows.shape[0] or width > self._rows.shape[1]:
+            grown = np.zeros(
+                (max(height, self._rows.shape[0]), max(width, self._rows.shape[1])), np.int32
+            )
+            grown[: self._rows.shape[0], : self._rows.shape[1]] = self._rows
+            self._rows = grown
+        return width

@@ -371,3 +371,14 @@ def test_several_requests_are_aborted_at_once_and_odd_ids_ignored() -> None:
 def test_truths_are_no_token_ids() -> None:
     with pytest.raises(RequestError, match="True"):
         toy_engine().add_request("a", {"prompt_token_ids": [1, True]}, GREEDY)
+
+
+def test_a_request_is_explained_by_the_id_it_was_given():
+    engine = toy_engine()
+    for _ in range(2):
+        engine.add_request("mine", "some text", SamplingParams(max_tokens=2, temperature=0.0))
+        run(engine)
+    text = engine.explain("mine")
+    assert text.count("request mine#") == 2 and "ended: length after 2 tokens" in text
+    with pytest.raises(RequestError, match="'yours' is not in the decision log"):
+        engine.explain("yours")

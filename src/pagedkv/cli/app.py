@@ -12,6 +12,7 @@ import typer
 
 from pagedkv import __version__
 from pagedkv.cli.bench import block_size
+from pagedkv.cli.explain import explain
 from pagedkv.cli.generate import generate
 from pagedkv.cli.main import INTERRUPTED
 from pagedkv.cli.plan import plan
@@ -36,6 +37,7 @@ _FLAGS = MappingProxyType(
         "top_k": "--top-k",
         "top_p": "--top-p",
         "replay_log": "--replay-log",
+        "decision_log": "--decision-log",
         "sanitize=True": "--sanitize",
         "deterministic=True": "--deterministic",
         "deterministic=False": "no --deterministic",
@@ -63,6 +65,7 @@ def invoke(args: list[str]) -> int:
         pretty_exceptions_enable=False,
     )
     app.command()(generate)
+    app.command()(explain)
     app.command("replay")(replay_log)
     app.command()(plan)
     simulate = typer.Typer(help="What a trace of requests would have made of a pool.")

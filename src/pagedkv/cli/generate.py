@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -107,6 +107,10 @@ def generate(
         Path | None,
         typer.Option(help="With --sanitize: where the calls before an error go.", metavar="FILE"),
     ] = None,
+    decision_log: Annotated[
+        Path | None,
+        typer.Option(help="Where the scheduler's decisions go, for explain.", metavar="FILE"),
+    ] = None,
     stream: Annotated[
         bool | None,
         typer.Option(
@@ -159,6 +163,7 @@ def generate(
         seed=seed,
         sanitize=sanitize,
         replay_log=replay_log,
+        decision_log=decision_log,
     )
     llm.get_tokenizer()  # without one there is no text: said before the first prompt is read
     if chat and not llm.engine.has_chat_template:
@@ -217,7 +222,7 @@ def _run(
         if stats is not None:
             meter.add(stats)
 
-    with display:
+    with display, closing(llm):
         outputs = llm.run(requests, on_step=on_step)
     return outputs, Usage.of(outputs, meter, llm.report.num_blocks, time.perf_counter() - start)
 

@@ -16,6 +16,7 @@ from pagedkv.cache import BlockManager, SanitizerError
 from pagedkv.cache.sanitizer import asked_for_by_environment
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.executor import ModelExecutor
+from pagedkv.engine.json_lines import DECISIONS, LineWriter
 from pagedkv.engine.llm_engine import LLMEngine
 from pagedkv.engine.machine import THREADS_VARIABLE, machine_memory, num_threads
 from pagedkv.engine.memory import StartupReport, pool_blocks, show_bytes
@@ -64,6 +65,7 @@ class LLM:
         SanitizerError, with a report. For tests and debugging. PAGEDKV_SANITIZE=1 asks for it too.
         The LLM is not to be used any more then.
     replay_log: file for the calls that led to such an error, for `pagedkv replay`.
+    decision_log: file for every decision of the scheduler, for `pagedkv explain`.
 
     `engine` is the LLMEngine, `report` what was chosen. The logger "pagedkv" gets the report's
     lines (INFO), and a warning when the native kernels are missing and gather does their work.
@@ -91,6 +93,7 @@ class LLM:
         seed: int = 0,
         sanitize: bool = False,
         replay_log: str | Path | None = None,
+        decision_log: str | Path | None = None,
     ) -> None:
         if not isinstance(dtype, str) or dtype not in DTYPES:
             raise ConfigError(f"dtype={dtype!r}: use one of {', '.join(DTYPES)}")
@@ -185,7 +188,13 @@ class LLM:
             _LOG.warning("the sanitizer is on: every use of a block is checked, at a price")
             backend = SanitizedBackend(backend, manager.sanitizer)
         executor = ModelExecutor(loaded.decoder, backend)
-        core = EngineCore(Scheduler(manager, scheduling), executor)
+        scheduler = Scheduler(manager, scheduling)
+        self._files: list[LineWriter] = []
+        if decision_log is not None:
+            writer = LineWriter(decision_log, DECISIONS, "decision_log")
+            scheduler.log.follow(lambda entry: writer.write(entry.line()))
+            self._files.append(writer)
+        core = EngineCore(scheduler, executor)
         self.engine = LLMEngine(core, loaded.tokenizer, seed=seed)
         self.report = StartupReport(
             model=str(model),
@@ -215,6 +224,16 @@ class LLM:
         if self._tokenizer is None:
             raise ModelError(f"{self._path} has no tokenizer: put tokenizer.json there")
         return self._tokenizer
+
+    def explain(self, request_id: str) -> str:
+        """Why a request waited or was preempted: see `LLMEngine.explain`."""
+        return self.engine.explain(request_id)
+
+    def close(self) -> None:
+        """Completes the files that were asked for. Nothing is to be run any more."""
+        self.engine.core.scheduler.log.finish()
+        for file in self._files:
+            file.close()
 
     def generate(
         self,

@@ -16,6 +16,7 @@ from pagedkv.engine.interrupts import deferred_interrupt
 from pagedkv.engine.output import OutputProcessor, RequestOutput
 from pagedkv.engine.requests import ChatMessages, Prepared, Prompt, RequestReader, text_decoder
 from pagedkv.errors import PagedKVError, RequestError
+from pagedkv.scheduling.explain import explain
 from pagedkv.scheduling.messages import Abort, StepStats
 from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
 
@@ -170,6 +171,15 @@ class LLMEngine:
             self.block_manager.reset_cache()
         finally:
             self._stepping.release()
+
+    def explain(self, request_id: str) -> str:
+        """In words, with the numbers: why a request waited, was preempted, or ended.
+
+        From the last decisions, `SchedulerConfig.decision_log` of them; earlier requests of this id
+        come first. From any thread. RequestError: they have none of this request.
+        """
+        log = self.core.scheduler.log
+        return explain(log.decisions, request_id, log.num_dropped)
 
     def cancel(self, request_ids: Collection[str]) -> None:
         """Ends requests now and reports nothing of them. Only from the thread that steps.

@@ -277,7 +277,13 @@ class Scheduler:
             while waiting and budget > 0:
                 request = waiting.peek(now)
                 if self.num_samples + seats + len(request.live) > self.config.seats:
-                    self._log_wait(request, "seats", seats=len(request.live), aside=seats)
+                    self._log_wait(
+                        request,
+                        "seats",
+                        wanted=len(request.live),
+                        aside=seats,
+                        seats=self.config.seats,
+                    )
                     break
                 if request.total_blocks(self.manager.block_size) > self.manager.num_blocks:
                     self._deltas += roster.cut_short(request)

@@ -161,9 +161,9 @@ MUTANTS = (
     Mutant(
         "requests that have left the queue are remembered",
         ("bounded memory",),
-        "scheduling/queue.py",
-        "        if len(self._heap) > 2 * len(self._waiting) + 64:\n",
-        "        if False:\n",
+        "scheduling/line.py",
+        "        if request in self:\n",
+        "        if request in self._requests[:1]:\n",
         (_ADMISSION + "who_left_the_queue_is_forgotten_while_the_first_still_waits",),
     ),
     # ---- beams

@@ -107,6 +107,6 @@ def test_who_left_the_queue_is_forgotten_while_the_first_still_waits() -> None:
         if i % 100 == 99:
             run.step()
     assert not run.request("first").branches and len(run.scheduler) == 2
-    assert len(run.scheduler._roster.waiting._lines[""]._heap) < 100
+    assert len(run.scheduler._roster.waiting.line(None)) < 100
     run.finish()
     assert run.reason("first") == "length"

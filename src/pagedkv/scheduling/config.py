@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagedkv.errors import ConfigError
+from pagedkv.scheduling.tenants import ORDINARY, Tenant, check_tenants
 
 # The block table and the rows of a step are laid out for so many sequences.
 MAX_NUM_SEQS = 65_536
@@ -15,6 +16,12 @@ def check_integer(name: str, value: object, low: int, high: int = 2**63 - 1) -> 
     """ConfigError, naming the setting, unless `value` is an int from low to high."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ConfigError(f"{name}={value!r:.200} must be an integer from {low} to {high}")
+
+
+def check_seconds(name: str, value: object) -> None:
+    """ConfigError, naming the setting, unless `value` is a time above 0, at most 10**9 seconds."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1e9:
+        raise ConfigError(f"{name}={value!r:.200} must be seconds above 0, at most 1e9")
 
 
 def check_flag(name: str, value: object) -> None:
@@ -38,7 +45,9 @@ class SchedulerConfig:
     output together. eos_token_ids end a sample unless its request ignores them. vocab_size None:
     token ids are only checked to be non-negative int32. public_prefixes: token ids of beginnings
     of prompts that all tenants share; the longest one with which a prompt begins, whole, counts.
-    policy: who is served first and who yields, see `policies`.
+    policy: who is served first and who yields, see `policies`. ageing: seconds of waiting that
+    outweigh a step in priority. tenants: pairs of a name and what it is granted; default_tenant:
+    what each tenant gets that is not named, and requests without a tenant, which are one together.
 
     admission: what has to fit in the pool before a waiting request starts: its first chunk, or all
     its known tokens ("prompt"), both beside what runs now; or the prompt and max_tokens of all
@@ -64,6 +73,9 @@ class SchedulerConfig:
     max_num_waiting: int | None = None
     max_waiting_tokens: int | None = None
     decision_log: int = 4096
+    ageing: float = 60.0
+    tenants: tuple[tuple[str, Tenant], ...] = ()
+    default_tenant: Tenant = ORDINARY
 
     def __post_init__(self) -> None:
         check_integer("max_num_seqs", self.max_num_seqs, 1, MAX_NUM_SEQS)
@@ -81,6 +93,8 @@ class SchedulerConfig:
         for name in ("max_num_waiting", "max_waiting_tokens"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1)
+        check_seconds("ageing", self.ageing)
+        check_tenants(self.tenants, self.default_tenant)
         if not isinstance(self.public_prefixes, tuple):
             raise ConfigError(
                 f"public_prefixes={self.public_prefixes!r:.200} must be a tuple of tuples of ids"

@@ -14,8 +14,8 @@ FINISH_REASONS = ("stop", "length", "abort", "error", "deadline")
 class Add:
     """A request enters. `seed` is always given: the front end draws one when the client did not.
 
-    `arrival` in seconds decides who is served first. `priority` is kept with the request; first
-    come, first served, the policy there is, does not look at it. Requests share K/V when `tenant`
+    `arrival` in seconds and `priority` (lower numbers first, from -1000 to 1000) say who is served
+    first under policies that look at them. Requests share K/V when `tenant`
     and `cache_salt` are equal. `tenant` comes from the operator, never from the client; the salt is
     the client's, and only narrows sharing inside its tenant.
     `beam`: search instead of drawing; `params` is then `beam.sampling`.

@@ -2,64 +2,20 @@
 
 from __future__ import annotations
 
-import heapq
+from collections.abc import Collection, Sequence
 
-from pagedkv.scheduling.policies.interface import Key, Policy
+from pagedkv.scheduling.line import Line
+from pagedkv.scheduling.policies.interface import Policy
 from pagedkv.scheduling.request import Request
 
 
-class Line:
-    """A priority queue. Removal is lazy: a request that has left is dropped when it comes up.
-
-    Once more than half have left, all of those are dropped (amortised O(log n) a removal): a first
-    request that waits long does not keep the ones that left behind it.
-    Keys are unique and stay as they are while the request waits. A request that left from the
-    middle (an abort) does not come back. num_tokens: prompt tokens of all who wait.
-    """
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[Key, Request]] = []
-        self._waiting: set[int] = set()  # by Request.order; never iterated
-        self.num_tokens = 0
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def __contains__(self, request: Request) -> bool:
-        return request.order in self._waiting
-
-    def push(self, request: Request, key: Key) -> None:
-        self._waiting.add(request.order)
-        self.num_tokens += len(request.prompt)
-        heapq.heappush(self._heap, (key, request))
-
-    def peek(self) -> Request:
-        """The first request. IndexError when nobody waits."""
-        return self._heap[0][1]
-
-    def remove(self, request: Request) -> None:
-        """Takes a request out, wherever it stands; nothing happens when it does not wait."""
-        if request.order in self._waiting:
-            self._waiting.discard(request.order)
-            self.num_tokens -= len(request.prompt)
-        while self._heap and self._heap[0][1].order not in self._waiting:
-            heapq.heappop(self._heap)
-        if len(self._heap) > 2 * len(self._waiting) + 64:
-            self._heap = [entry for entry in self._heap if entry[1].order in self._waiting]
-            heapq.heapify(self._heap)
-
-    def requests(self) -> list[Request]:
-        """All of them, in order. O(n log n)."""
-        return [r for _, r in sorted(self._heap, key=lambda e: e[0]) if r.order in self._waiting]
-
-
 class WaitingQueue:
-    """Those who were preempted, in one line before all others; then the lines of the policy."""
+    """Those who were preempted, in one line before all others; then a line for each tenant."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._again = Line()
-        self._lines: dict[str, Line] = {}  # none of them empty
+        self._again = Line(policy.key)
+        self._lines: dict[str | None, Line] = {}  # by tenant; none of them empty
 
     def __len__(self) -> int:
         return len(self._again) + sum(map(len, self._lines.values()))
@@ -75,14 +31,15 @@ class WaitingQueue:
     def push(self, request: Request) -> None:
         line = self._again
         if not request.admitted:
-            line = self._lines.setdefault(self._policy.line(request), Line())
-        line.push(request, self._policy.key(request))
+            line = self._lines.setdefault(request.tenant, self.line(request.tenant))
+        line.push(request)
 
-    def peek(self, now: float) -> Request:
-        """The request to be served next. IndexError when nobody waits."""
-        if self._again or not self._lines:
-            return self._again.peek()
-        return self._policy.choose([line.peek() for line in self._lines.values()], now)
+    def next(self, now: float, without: Collection[str | None] = ()) -> Request | None:
+        """The request to be served next; None when nobody waits but tenants to be left out."""
+        if self._again:
+            return self._again.head
+        lines = [line for tenant, line in self._lines.items() if tenant not in without]
+        return self._policy.choose(lines, now) if lines else None
 
     def remove(self, request: Request) -> None:
         """Takes a request out, wherever it stands; nothing happens when it does not wait.
@@ -92,18 +49,21 @@ class WaitingQueue:
         line = self._line(request)
         line.remove(request)
         if not line and line is not self._again:
-            self._lines.pop(self._policy.line(request), None)
+            self._lines.pop(request.tenant, None)
 
-    def lines(self) -> list[str]:
-        """Lines in which somebody waits."""
+    def line(self, tenant: str | None) -> Line:
+        """Requests of a tenant that have not started, in order."""
+        return self._lines.get(tenant) or Line(self._policy.key)
+
+    @property
+    def tenants(self) -> Sequence[str | None]:
+        """Those that have such requests."""
         return list(self._lines)
 
     def requests(self) -> list[Request]:
-        """All who wait: the preempted, then line by line, each in its order."""
+        """All who wait: the preempted, then tenant by tenant, each in its order."""
         lines = [self._again, *self._lines.values()]
-        return [request for line in lines for request in line.requests()]
+        return [request for line in lines for request in line.first(len(line))]
 
     def _line(self, request: Request) -> Line:
-        if request.admitted:
-            return self._again
-        return self._lines.get(self._policy.line(request), Line())
+        return self._again if request.admitted else self.line(request.tenant)

@@ -52,6 +52,11 @@ class Branch:
     def __post_init__(self) -> None:
         self.carry(self.members)
 
+    def compute(self, count: int) -> None:
+        """So many more tokens are committed."""
+        self.computed += count
+        self.request.note_prefilled(self.computed)
+
     def carry(self, members: list[Output]) -> None:
         """The branch is that of `members` now."""
         self.members = members
@@ -115,6 +120,7 @@ class Request:
         self.search = search
         self.seed = add.seed
         self.arrival = add.arrival
+        self.priority = add.priority
         self.order = order
         self.ttft_slo, self.tpot_slo, self.deadline = add.ttft_slo, add.tpot_slo, add.deadline
         self.tenant = add.tenant
@@ -130,11 +136,16 @@ class Request:
         self.num_passings = 0  # plans that left it waiting for what another request computes
         self.started = False  # the first tokens have been drawn
         self.num_cached_tokens = 0  # prefix hits of the first admission
+        self.num_prefilled = 0  # most prompt tokens that were ever there
         self.num_scored = 0  # prompt log-probabilities reported so far
 
     @property
     def live(self) -> list[Output]:
         return [output for output in self.outputs if output.live]
+
+    def note_prefilled(self, computed: int) -> None:
+        """A branch has so many tokens."""
+        self.num_prefilled = max(self.num_prefilled, min(computed, len(self.prompt)))
 
     @property
     def scores_prompt(self) -> bool:

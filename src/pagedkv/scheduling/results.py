@@ -25,7 +25,7 @@ def take_result(
         [row.branch.tokens(row.start, row.start + row.count) for row in rows],
     )
     for row in rows:
-        row.branch.computed += row.count
+        row.branch.compute(row.count)
     for row, scores in zip(flight.scored, result.prompt_logprobs, strict=True):
         deltas += take_scores(row.branch.request, row.start, scores)
     deltas += _take_draws(roster, flight, result, config, capacity)

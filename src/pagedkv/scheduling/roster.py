@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from collections.abc import Sequence
 
 from pagedkv.cache import BlockManager, SeqId
 from pagedkv.scheduling.decisions import DecisionLog
 from pagedkv.scheduling.lengths import OutputLengths
-from pagedkv.scheduling.messages import Delta
+from pagedkv.scheduling.messages import Add, Delta
 from pagedkv.scheduling.policies.interface import Policy
 from pagedkv.scheduling.queue import WaitingQueue
 from pagedkv.scheduling.report import conclude_search, end_outputs
 from pagedkv.scheduling.request import Branch, Output, Request
+from pagedkv.scheduling.tenants import TenantTable, check_quota
 
 
 class Roster:
@@ -22,14 +24,19 @@ class Roster:
     first token; not iterated. lengths: of the outputs that have ended.
     """
 
-    def __init__(self, manager: BlockManager, policy: Policy, log: DecisionLog) -> None:
-        self.manager, self.policy, self.log = manager, policy, log
+    def __init__(
+        self, manager: BlockManager, policy: Policy, log: DecisionLog, tenants: TenantTable
+    ) -> None:
+        self.manager, self.policy, self.log, self.tenants = manager, policy, log, tenants
         self.requests: dict[str, Request] = {}
         self.waiting = WaitingQueue(policy)
         self.running: list[Request] = []
         self.awaiting_first_token: set[int] = set()
         self.lengths = OutputLengths()
         self.num_preemptions = 0  # since the start
+        self._started: Counter[str | None] = (
+            Counter()
+        )  # by tenant: requests that run or ran, not ended
 
     @property
     def num_samples(self) -> int:
@@ -41,12 +48,23 @@ class Roster:
         """Those that are open, by request in order of service."""
         return [branch for request in self.running for branch in request.branches]
 
-    def enter(self, request: Request, now: float) -> None:
+    def check_quota(self, add: Add) -> None:
+        """OverloadError if its tenant has as much waiting as it may."""
+        line, granted = self.waiting.line(add.tenant), self.tenants[add.tenant]
+        check_quota(add.tenant, granted, len(line), line.num_tokens, len(add.prompt))
+
+    def enter(self, request: Request) -> None:
         """A new request waits."""
-        self.policy.arrived(request, self.waiting.lines(), now)
         self.requests[request.id] = request
         self.awaiting_first_token.add(request.order)
+        first = not self.waiting.line(request.tenant)
         self.waiting.push(request)
+        if first:
+            self._compete(request.tenant)
+
+    def next(self, now: float) -> Request | None:
+        """Who is to start next. None: nobody waits whose tenant may run one more request."""
+        return self.waiting.next(now, self._full_tenants())
 
     def start(self, request: Request, seq: SeqId, now: float) -> Branch:
         """A waiting request runs, all samples on the sequence that was opened for it."""
@@ -55,7 +73,9 @@ class Roster:
         self.policy.admitted(request, cached, request.admitted)
         if not request.admitted:
             request.num_cached_tokens = cached
+            request.note_prefilled(cached)
             request.admitted_at = now
+            self._started[request.tenant] += 1
         request.admitted = True
         branch = Branch(request, seq, request.live, cached)
         request.branches = [branch]
@@ -125,6 +145,8 @@ class Roster:
                 reasons=[output.finish_reason for output in request.outputs],
                 tokens=[len(output.tokens) for output in request.outputs],
             )
+            if request.admitted:
+                self._end_started(request.tenant)
 
     def close(self, branches: Sequence[Branch]) -> None:
         """Releases branches of requests: nobody goes on with them."""
@@ -132,3 +154,20 @@ class Roster:
             branch.open = False
             branch.request.branches.remove(branch)
             self.manager.close(branch.seq)
+
+    def _end_started(self, tenant: str | None) -> None:
+        was_full = tenant in self._full_tenants()
+        self._started[tenant] -= 1
+        if not self._started[tenant]:
+            del self._started[tenant]
+        if was_full and self.waiting.line(tenant):
+            self._compete(tenant)
+
+    def _compete(self, tenant: str | None) -> None:
+        full = self._full_tenants()
+        if tenant not in full:
+            self.policy.joined(tenant, [t for t in self.waiting.tenants if t not in full])
+
+    def _full_tenants(self) -> list[str | None]:
+        """Tenants that run as many requests as they may."""
+        return [t for t, n in self._started.items() if n >= (self.tenants[t].max_running or n + 1)]

@@ -20,6 +20,7 @@ from pagedkv.scheduling.results import take_result
 from pagedkv.scheduling.roster import Roster
 from pagedkv.scheduling.siblings import Leaders
 from pagedkv.scheduling.step import Result, Step
+from pagedkv.scheduling.tenants import TenantTable
 from pagedkv.scheduling.validate import check_queue, result_mismatch, validate_add
 
 
@@ -49,7 +50,8 @@ class Scheduler:
         self.manager = manager
         self.config = config
         self.log = DecisionLog(config.decision_log)
-        self._roster = Roster(manager, make_policy(config.policy), self.log)
+        tenants = TenantTable(config.tenants, config.default_tenant)
+        self._roster = Roster(manager, make_policy(config, tenants), self.log, tenants)
         self._expiry = Expiry()
         self._admission = Admission(manager, config, self._roster.lengths)
         self._flight: Batch | None = None
@@ -72,6 +74,7 @@ class Scheduler:
         validate_add(add, self.config, blocks, manager.block_size)
         waiting = self._roster.waiting
         check_queue(add, self.config, len(waiting), waiting.num_tokens)
+        self._roster.check_quota(add)
 
     def add(self, add: Add, now: float) -> list[Delta]:
         """Queues a request. One that cannot be accepted gets its terminal deltas at once.
@@ -101,7 +104,7 @@ class Scheduler:
             waiting=len(self._roster.waiting),
             running=len(self._roster.running),
         )
-        self._roster.enter(request, now)
+        self._roster.enter(request)
         self._expiry.watch(request)
         return []
 
@@ -274,8 +277,7 @@ class Scheduler:
         passed: list[Demand] = []
         seats = 0  # set aside
         try:
-            while waiting and budget > 0:
-                request = waiting.peek(now)
+            while budget > 0 and (request := roster.next(now)) is not None:
                 if self.num_samples + seats + len(request.live) > self.config.seats:
                     self._log_wait(
                         request,

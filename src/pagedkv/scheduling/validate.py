@@ -12,6 +12,9 @@ from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Add
 from pagedkv.scheduling.step import Result, Step
 
+# Every number is worth some seconds of waiting: with a bound to it, waiting has a bound.
+MAX_PRIORITY = 1000
+
 
 def validate_add(add: Add, config: SchedulerConfig, num_blocks: int, block_size: int) -> None:
     """Raises RequestError naming the field, its value and the limit."""
@@ -96,6 +99,10 @@ def _check_envelope(add: Add) -> None:
     for name, value in (("priority", add.priority), ("seed", add.seed)):
         if isinstance(value, bool) or not isinstance(value, int):
             raise RequestError(f"{name}={value!r} must be an integer")
+    if abs(add.priority) > MAX_PRIORITY:
+        raise RequestError(
+            f"priority={add.priority} must be from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+        )
 
 
 def _is_time(value: object) -> bool:

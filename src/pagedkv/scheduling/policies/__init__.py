@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
 from pagedkv.errors import ConfigError
+from pagedkv.scheduling.config import SchedulerConfig
+from pagedkv.scheduling.policies.fair import Fair
 from pagedkv.scheduling.policies.fcfs import Fcfs
 from pagedkv.scheduling.policies.interface import Policy
+from pagedkv.scheduling.policies.priority import Priority
+from pagedkv.scheduling.tenants import TenantTable
 
-POLICIES = {"fcfs": Fcfs}
+POLICIES: Mapping[str, Callable[[SchedulerConfig, TenantTable], Policy]] = MappingProxyType(
+    {
+        "fcfs": lambda config, tenants: Fcfs(),
+        "priority": lambda config, tenants: Priority(config.ageing),
+        "fair": lambda config, tenants: Fair(tenants),
+    }
+)
 
 
-def make_policy(name: str) -> Policy:
-    """A fresh policy by its name. ConfigError for a name that there is not."""
-    if name not in POLICIES:
+def check_policy(name: object) -> None:
+    """ConfigError unless there is a policy of that name."""
+    if not isinstance(name, str) or name not in POLICIES:
         raise ConfigError(f"policy={name!r:.200} is unknown: choose one of {sorted(POLICIES)}")
-    return POLICIES[name]()
+
+
+def make_policy(config: SchedulerConfig, tenants: TenantTable) -> Policy:
+    """A fresh policy for one scheduler. ConfigError for a name that there is not."""
+    check_policy(config.policy)
+    return POLICIES[config.policy](config, tenants)

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pagedkv.scheduling.policies.interface import Key
+from pagedkv.scheduling.line import Key, Line
 from pagedkv.scheduling.request import Request
 
 
 class Fcfs:
-    """One line, by arrival. Policies that differ in a few points are made from it."""
+    """By arrival, whoever the tenant. Policies that differ in a few points are made from it."""
 
     def key(self, request: Request) -> Key:
         """By arrival; `order` (the order of `add`) decides between equals."""
         return request.arrival, request.order
 
-    def line(self, request: Request) -> str:
-        return ""
-
-    def choose(self, heads: Sequence[Request], now: float) -> Request:
-        return heads[0]
+    def choose(self, lines: Sequence[Line], now: float) -> Request:
+        return min((line.head for line in lines), key=self.key)
 
     def yield_class(self, request: Request, now: float) -> float:
         return 0.0
 
-    def arrived(self, request: Request, lines: Sequence[str], now: float) -> None:
+    def joined(self, tenant: str | None, others: Sequence[str | None]) -> None:
         """Nothing is counted."""
 
     def admitted(self, request: Request, cached_tokens: int, again: bool) -> None:

@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
+from pagedkv.scheduling.line import Key, Line
 from pagedkv.scheduling.request import Request
-
-# Compared with keys of the same policy only; the last item, `Request.order`, makes it unique.
-Key = tuple[Any, ...]
 
 
 class Policy(Protocol):
     """One object a scheduler. It sees requests and `now` (seconds), and no clock.
 
-    Waiting requests stand in lines. Inside a line they are served by `key`, which stays as it is
-    while a request waits; `choose` says which line's first request is next. Requests that were
-    preempted come before all lines, by `key`.
+    Waiting requests stand in one line a tenant, in the order of `key`, which stays as it is while a
+    request waits; `choose` says who is next. Requests that were preempted come before all lines,
+    by `key`.
     """
 
     def key(self, request: Request) -> Key:
         """Order of service: in its line, among the preempted, and among running prefills."""
         ...
 
-    def line(self, request: Request) -> str:
-        """The line in which a request waits: always the same one for it."""
-        ...
-
-    def choose(self, heads: Sequence[Request], now: float) -> Request:
-        """Which of the first requests of the lines (at least one) is served next."""
+    def choose(self, lines: Sequence[Line], now: float) -> Request:
+        """Who is served next. The lines (at least one, none empty) are those of the tenants that
+        may start one more request."""
         ...
 
     def yield_class(self, request: Request, now: float) -> float:
         """Running requests with the highest number give their blocks up first."""
         ...
 
-    def arrived(self, request: Request, lines: Sequence[str], now: float) -> None:
-        """A new request is about to wait. `lines`: those that have requests now."""
+    def joined(self, tenant: str | None, others: Sequence[str | None]) -> None:
+        """A tenant begins to compete with `others`, those whose lines `choose` would be given.
+
+        Its first request comes to wait, or it may start one more again.
+        """
         ...
 
     def admitted(self, request: Request, cached_tokens: int, again: bool) -> None:
@@ -44,7 +42,7 @@ class Policy(Protocol):
         ...
 
     def drew(self, request: Request, tokens: int) -> None:
-        """A step has drawn so many tokens for all samples of the request together."""
+        """A step has drawn so many tokens for one sample of the request."""
         ...
 
     def left(self, request: Request) -> None:

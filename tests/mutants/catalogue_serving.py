@@ -145,9 +145,9 @@ MUTANTS = (
     Mutant(
         "the oldest yields",
         ("progress", "preemption"),
-        "scheduling/scheduler.py",
-        "            self._roster.running[1:],\n",
-        "            self._roster.running[:-1],\n",
+        "scheduling/victims.py",
+        "    others = roster.running[1:]\n",
+        "    others = roster.running[:-1]\n",
         (_ADMISSION + "the_newest_yields_and_the_oldest_is_never_sent_back",),
     ),
     Mutant(

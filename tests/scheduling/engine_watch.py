@@ -175,13 +175,13 @@ class Watch:
         assert self.caching or request.id == first, f"{request.id} is let in before {first}"
 
     def note_preempt(self, request: Request) -> None:
-        """Of all that run the last to arrive yields."""
+        """Whoever yields, the first to have arrived never does."""
         self.preempted += 1
         running = [self.sent[r.id].add.arrival for r in self.run.scheduler._roster.running]
         if self.planning:
             assert len(running) > 1
             assert self.run.scheduler.config.admission != "max_tokens"
-            assert self.sent[request.id].add.arrival == max(running), "not the newest yields"
+            assert self.sent[request.id].add.arrival > min(running), "the oldest yields"
 
     def note_cut(self, request: Request) -> None:
         """Only a request that takes more than the whole pool alone is cut short."""

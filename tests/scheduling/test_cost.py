@@ -73,14 +73,14 @@ def test_predictions_are_those_of_the_machine() -> None:
 
 def test_durations_that_cannot_be_are_ignored_and_counted() -> None:
     model, features = CostModel(), StepFeatures(4, 0, 8.0)
-    for wrong in (0.0, -1.0, math.nan, math.inf, 1e9):
+    for wrong in (0.0, -1.0, math.nan, math.inf, 1e9, None):
         model.observe(features, wrong)
         model.link_out.observe(4096, 1, wrong)
     model.link_out.observe(0, 0, 1.0)
-    assert (model.num_observed, model.num_ignored) == (0, 5)
-    assert (model.link_out.fitted, model.link_out.num_ignored) == (False, 6)
+    assert (model.num_observed, model.num_ignored) == (0, 6)
+    assert (model.link_out.fitted, model.link_out.num_ignored) == (False, 7)
     assert model.predict(10, 10, 10) == 0.0
-    assert str(model) == "not fitted: 0 steps measured, 5 ignored"
+    assert str(model) == "not fitted: 0 steps measured, 6 ignored"
 
 
 def test_steps_of_one_size_do_not_make_a_fitted_model() -> None:

@@ -154,6 +154,22 @@ class BlockManager:
         entries.flags.writeable = False  # of this view only
         return entries
 
+    def exclusive_blocks(self, groups: Sequence[Sequence[SeqId]]) -> Int64:
+        """Blocks that closing all sequences of a group would release, int64 [n groups].
+
+        Those that nobody outside the group holds. Nothing is changed.
+        """
+        tables = [[self.block_table(seq) for seq in group] for group in groups]
+        sizes = [sum(map(len, group)) for group in tables]
+        flat = [table for group in tables for table in group]
+        if not flat:
+            return np.zeros(len(groups), np.int64)
+        width = self.num_blocks + 1
+        which = np.repeat(np.arange(len(groups)), sizes)
+        keys, mentions = np.unique(which * width + np.concatenate(flat), return_counts=True)
+        alone = self.pool.counts[keys % width] == mentions
+        return np.bincount(keys[alone] // width, minlength=len(groups)).astype(np.int64)
+
     def rows(self, seqs: Sequence[SeqId]) -> Int32:
         """Row of the block table that each sequence has for its whole life, int32 [n]."""
         rows: Int32 = self.table.find(seqs).astype(np.int32)

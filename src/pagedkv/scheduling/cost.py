@@ -208,8 +208,9 @@ class CostModel:
         return text
 
 
-def _is_duration(seconds: float) -> bool:
-    return 0.0 < seconds <= MAX_SECONDS  # false for NaN
+def _is_duration(seconds: object) -> bool:
+    # What an executor reports is not ours: it may be of any type. False for NaN.
+    return isinstance(seconds, (int, float)) and 0.0 < seconds <= MAX_SECONDS
 
 
 def _vector(num_tokens: float, sum_context: float, sum_pairs: float) -> Float64:

@@ -1,8 +1,8 @@
-"""What preempting a request would cost, how it is best brought back, and who yields first."""
+"""What preempting a request would cost, and how it is best brought back."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import NamedTuple
 
 from pagedkv.scheduling.cost import CostModel
@@ -39,16 +39,8 @@ class Recovery(NamedTuple):
 
     @property
     def loss_per_block(self) -> float:
-        return self.loss / max(1, self.blocks)
-
-
-class Candidate(NamedTuple):
-    """A request that might yield. rank: the policy's; a higher one yields before a lower one."""
-
-    rank: int
-    recovery: Recovery
-    arrival: float
-    order: int  # of `add`: decides between equal arrivals
+        """Infinite where nothing is released."""
+        return self.loss / self.blocks if self.blocks else math.inf
 
 
 def holding(
@@ -84,16 +76,3 @@ def recover(holding: Holding, cost: CostModel, block_bytes: int | None = None) -
         )
     kind = min(options, key=lambda way: options[way])
     return Recovery(kind, options[kind], holding.blocks, options)
-
-
-def choose_victim(candidates: Sequence[Candidate]) -> int:
-    """Index of who yields: of the highest rank, the least loss a block; ties: latest arrival."""
-    return max(
-        range(len(candidates)),
-        key=lambda i: (
-            candidates[i].rank,
-            -candidates[i].recovery.loss_per_block,
-            candidates[i].arrival,
-            candidates[i].order,
-        ),
-    )

@@ -133,6 +133,7 @@ class Request:
         self.branches: list[Branch] = []
         self.admitted = False  # ever
         self.admitted_at: float | None = None  # seconds, the first time
+        self.num_preemptions = 0
         self.num_passings = 0  # plans that left it waiting for what another request computes
         self.started = False  # the first tokens have been drawn
         self.num_cached_tokens = 0  # prefix hits of the first admission
@@ -146,6 +147,12 @@ class Request:
     def note_prefilled(self, computed: int) -> None:
         """A branch has so many tokens."""
         self.num_prefilled = max(self.num_prefilled, min(computed, len(self.prompt)))
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens whose K/V are there; the prompt counts once for all samples that have forked."""
+        counts = [branch.computed for branch in self.branches]
+        return sum(counts) - len(self.prompt) * max(0, len(counts) - 1)
 
     @property
     def scores_prompt(self) -> bool:

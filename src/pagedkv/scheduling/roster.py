@@ -87,6 +87,7 @@ class Roster:
         self.close(request.branches)
         self.running.remove(request)
         self.waiting.push(request)
+        request.num_preemptions += 1
         self.num_preemptions += 1
 
     def fork(self, branch: Branch, parts: Sequence[list[Output]]) -> None:

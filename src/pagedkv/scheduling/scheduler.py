@@ -10,6 +10,7 @@ from pagedkv.scheduling.admission import Admission, Demand, admission_demand, wi
 from pagedkv.scheduling.batch import Batch, Row, make_batch, prefill_limit, select_rows
 from pagedkv.scheduling.beams import start_search
 from pagedkv.scheduling.config import SchedulerConfig
+from pagedkv.scheduling.cost import CostModel, StepFeatures
 from pagedkv.scheduling.decisions import DecisionLog
 from pagedkv.scheduling.expiry import Expiry
 from pagedkv.scheduling.messages import Abort, Add, Delta
@@ -22,6 +23,7 @@ from pagedkv.scheduling.siblings import Leaders
 from pagedkv.scheduling.step import Result, Step
 from pagedkv.scheduling.tenants import TenantTable
 from pagedkv.scheduling.validate import check_queue, result_mismatch, validate_add
+from pagedkv.scheduling.victims import choose_victim
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class Scheduler:
     It sees ids and counts, never a tensor; `now` is an argument (seconds), no clock is read and
     no random number drawn: the same calls give the same decisions, block ids included. One step
     is in flight at most. Not thread-safe. The manager must be used by nobody else meanwhile.
+    `cost`: what steps take, as their Results have reported.
     """
 
     def __init__(self, manager: BlockManager, config: SchedulerConfig) -> None:
@@ -54,6 +57,7 @@ class Scheduler:
         self._roster = Roster(manager, make_policy(config, tenants), self.log, tenants)
         self._expiry = Expiry()
         self._admission = Admission(manager, config, self._roster.lengths)
+        self.cost = CostModel()
         self._flight: Batch | None = None
         self._deltas: list[Delta] = []  # decided, and not handed out yet
         self._draining = False
@@ -166,6 +170,7 @@ class Scheduler:
             return self.fail(mismatch, now)
         self._flight = None
         self._stamp = flight.stamp
+        self.cost.observe(StepFeatures.of(flight.step), result.duration)
         return take_result(self._roster, flight, result, self.config, self._capacity)
 
     def fail(self, message: str, now: float) -> list[Delta]:
@@ -228,39 +233,31 @@ class Scheduler:
             if self.manager.can_reserve([r.branch.seq for r in rows], [r.count for r in rows]):
                 return rows, budget, preempted
             if len(roster.running) > 1:
-                self._preempt(self._victim(now), rows)
+                self._preempt(rows, now)
                 preempted = True
             else:
                 self._deltas += roster.cut_short(roster.running[0])
 
-    def _preempt(self, victim: Request, rows: list[Row]) -> None:
+    def _preempt(self, rows: list[Row], now: float) -> None:
         """Takes the blocks of one request for the rows of the others."""
         manager = self.manager
-        computed = sum(branch.computed for branch in victim.branches)
         available = manager.num_free_blocks + manager.num_cached_blocks
         demand = manager.demand([r.branch.seq for r in rows], [r.count for r in rows])
-        self._roster.preempt(victim)
-        freed = manager.num_free_blocks + manager.num_cached_blocks - available
+        request, recovery = choose_victim(self._roster, demand - available, self.cost, now)
+        computed = request.num_computed
+        self._roster.preempt(request)
         self.log.note(
             "preempt",
-            victim.id,
-            how="recompute",
+            request.id,
+            how=recovery.kind,
             tokens=computed,
-            freed=freed,
+            freed=manager.num_free_blocks + manager.num_cached_blocks - available,
+            lost=recovery.blocks,
+            unit="seconds" if self.cost.fitted else "tokens",
+            options=recovery.options,
             rows=len(rows),
             demand=demand,
             available=available,
-        )
-
-    def _victim(self, now: float) -> Request:
-        """Who yields its blocks: never the first in order, so that it always makes progress.
-
-        Of those whom the policy lets yield first, the last one.
-        """
-        policy = self._roster.policy
-        return max(
-            self._roster.running[1:],
-            key=lambda request: (policy.yield_class(request, now), policy.key(request)),
         )
 
     def _admit(self, rows: list[Row], budget: int, now: float) -> int:

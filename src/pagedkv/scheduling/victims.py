@@ -1,0 +1,46 @@
+"""Who yields blocks when they run out."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pagedkv.scheduling.cost import CostModel
+from pagedkv.scheduling.recovery import Recovery, holding, recover
+from pagedkv.scheduling.request import Request
+from pagedkv.scheduling.roster import Roster
+
+
+class Victim(NamedTuple):
+    """A running request that is to yield, and how it is best brought back."""
+
+    request: Request
+    recovery: Recovery
+
+
+def choose_victim(
+    roster: Roster, shortage: int, cost: CostModel, now: float, block_bytes: int | None = None
+) -> Victim:
+    """Who yields its blocks. At least two requests run.
+
+    Never the first in order, so that it always makes progress. Of those whom the policy lets yield
+    first, the one that loses least for each block that it gives up, weighed by how often it has
+    lost before (policies differ in the class, not in the loss); of equals the last in order.
+    Everyone here had a row when it was last let in, so nobody is sent back without a step between.
+
+    shortage: blocks that are missing. block_bytes: see `recover`.
+    """
+    policy, manager = roster.policy, roster.manager
+    others = roster.running[1:]
+    classes = [policy.yield_class(request, now) for request in others]
+    others = [r for r, its in zip(others, classes, strict=True) if its == max(classes)]
+    exclusive = manager.exclusive_blocks([[b.seq for b in r.branches] for r in others])
+    victims = []
+    for request, blocks in zip(others, exclusive.tolist(), strict=True):
+        # Own tokens of the samples of a group are replayed, never looked up.
+        keeps = manager.prefix_caching and len(request.live) == 1
+        held = holding(request.num_computed, blocks, shortage, manager.block_size, keeps)
+        victims.append(Victim(request, recover(held, cost, block_bytes)))
+    return min(
+        reversed(victims),
+        key=lambda victim: victim.recovery.loss_per_block * (1 + victim.request.num_preemptions),
+    )

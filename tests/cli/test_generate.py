@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import shutil
 import subprocess
 import sys
@@ -57,6 +58,7 @@ def test_text_on_stdout_figures_on_stderr(pagedkv: Run, model: str) -> None:
         assert part in err
     for part in ("TTFT", "blocks held at peak", "KV waste, paged", "256 slots reserved"):
         assert part in err
+    assert re.search(r"^time of a step: .*\d+ steps", err, re.MULTILINE)
 
 
 def test_stream_and_no_stream_print_the_same(pagedkv: Run) -> None:
@@ -135,6 +137,7 @@ def test_json_is_all_there_is_and_counts_are_right(pagedkv: Run) -> None:
     assert 0 < usage["blocks_peak"] <= usage["num_blocks"] == 64
     assert 0 < usage["waste_paged"] < usage["waste_contiguous"] < 1
     assert data["engine"]["block_size"] == 16
+    assert data["cost"]["observations"] >= 5 and data["cost"]["ignored"] == 0
 
 
 def test_blocks_are_counted_while_the_only_step_runs(pagedkv: Run) -> None:

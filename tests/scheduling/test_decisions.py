@@ -111,8 +111,9 @@ def test_a_preemption_gives_the_numbers():
     preempted = [e for e in entries(run, "b") if e.kind == "preempt"]
     assert preempted
     numbers = preempted[0].numbers
-    assert numbers["how"] == "recompute" and numbers["demand"] > numbers["available"]
-    assert numbers["freed"] == 3 and numbers["tokens"] == 12
+    assert numbers["how"] == "partial_drop" and numbers["demand"] > numbers["available"]
+    assert (numbers["freed"], numbers["lost"], numbers["tokens"]) == (3, 1, 12)
+    assert numbers["seconds"] == {}  # the toy takes no time
     admitted = [e.numbers["again"] for e in entries(run, "b") if e.kind == "admit"]
     assert admitted == [False] + [True] * (len(admitted) - 1) and len(admitted) > 1
 

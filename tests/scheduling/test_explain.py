@@ -60,7 +60,7 @@ def test_why_a_request_was_preempted_and_who_waited_meanwhile() -> None:
     run.add("c", range(40, 48), max_tokens=2)
     timed(run)
     text = tell(run, "b")
-    assert "preempted in step 5 (recompute): 2 rows needed 2 blocks, and 0 were free" in text
+    assert "preempted in step 5 (partial drop): 2 rows needed 2 blocks, and 0 were free" in text
     assert "its 12 tokens gave 3 blocks back" in text
     assert "resumed in step" in text and "from its preemption until it ran" in text
     assert "nobody is let in while blocks run short, as in 1 step of these" in tell(run, "c")

@@ -8,10 +8,10 @@ import pytest
 
 from pagedkv.scheduling.cost import CostModel, StepFeatures
 from pagedkv.scheduling.recovery import (
+    PARTIAL_DROP,
     RECOMPUTE,
     SWAP,
     Holding,
-    holding,
     recover,
 )
 
@@ -34,55 +34,62 @@ def machine(token: float = 1e-3, pair: float = 1e-6, copy: float | None = None) 
 
 
 @pytest.mark.parametrize(
-    ("tokens", "exclusive", "needed", "keeps", "expected"),
-    [
-        (30, 8, 1, False, Holding(30, 30, 8)),  # B=4: a tail of 2
-        (30, 8, 1, True, Holding(30, 2, 1)),  # only the tail is reused
-        (30, 8, 3, True, Holding(30, 10, 3)),
-        (30, 8, 20, True, Holding(30, 30, 8)),
-        (30, 2, 20, True, Holding(30, 6, 2)),  # 6 blocks have other holders
-        (30, 0, 1, False, Holding(30, 0, 0)),
-        (0, 0, 1, True, Holding(0, 0, 0)),
-    ],
+    ("tokens", "blocks", "lost"),
+    [(30, 8, 30), (30, 1, 2), (30, 3, 10), (30, 0, 0), (28, 1, 4), (0, 0, 0)],
 )
-def test_what_is_given_up(
-    tokens: int, exclusive: int, needed: int, keeps: bool, expected: Holding
-) -> None:
-    assert holding(tokens, exclusive, needed, 4, keeps) == expected
+def test_tokens_of_the_last_blocks(tokens: int, blocks: int, lost: int) -> None:
+    """B=4."""
+    assert Holding(tokens, 8).lost_tokens(blocks, 4) == lost
 
 
 def test_recomputing_counts_tokens_and_what_they_attend_to() -> None:
-    found = recover(Holding(300, 100, 25), machine())
+    """B=4: 25 blocks of 75, after 200 tokens that others hold as well."""
+    found = recover(Holding(300, 25), 1, 4, machine())
     seconds = 100 * 1e-3 + 100 * (200 + 50) * 1e-6
-    assert found.kind == RECOMPUTE and list(found.options) == [RECOMPUTE]
+    assert (found.kind, found.blocks, list(found.options)) == (RECOMPUTE, 25, [RECOMPUTE])
     assert found.loss == pytest.approx(seconds, rel=1e-3)
     assert found.loss_per_block == pytest.approx(seconds / 25, rel=1e-3)
+
+
+def test_where_blocks_stay_findable_only_those_that_are_needed_are_lost() -> None:
+    found = recover(Holding(298, 25, keeps=True), 3, 4, machine())
+    assert (found.kind, found.blocks) == (PARTIAL_DROP, 3)
+    assert found.loss == pytest.approx(10e-3 + 10 * (288 + 5) * 1e-6, rel=1e-3)
+    assert found.options[RECOMPUTE] > found.loss
+    for needed in (25, 26):
+        found = recover(Holding(300, 25, keeps=True), needed, 4, machine())
+        assert (found.kind, found.blocks, list(found.options)) == (RECOMPUTE, 25, [RECOMPUTE])
 
 
 @pytest.mark.parametrize(("copy", "kind"), [(1e-3, SWAP), (2e-3, SWAP), (4e-3, RECOMPUTE)])
 def test_the_way_of_fewer_seconds_is_chosen(copy: float, kind: str) -> None:
     """25 blocks out and in, 50 copies, against 0.125 s: even at 2.5 ms a copy."""
-    found = recover(Holding(300, 100, 25), machine(copy=copy), BLOCK)
+    found = recover(Holding(300, 25), 1, 4, machine(copy=copy), BLOCK)
     assert found.kind == kind and found.loss == min(found.options.values())
     assert found.options[SWAP] == pytest.approx(50 * copy, rel=1e-3)
     assert found.options[RECOMPUTE] == pytest.approx(0.125, rel=1e-3)
 
 
-def test_blocks_that_are_below_already_are_not_copied_out_again() -> None:
-    cost = machine(copy=4e-3)
-    found = recover(Holding(300, 100, 25, stored=20), cost, BLOCK)
-    assert found.options[SWAP] == pytest.approx(30 * 4e-3, rel=1e-3) and found.kind == SWAP
+def test_only_what_would_be_lost_is_copied() -> None:
+    """5 of 25 blocks: 5 out, less those that are below already, and 5 in."""
+    cost = machine(copy=1e-3)
+    found = recover(Holding(300, 25, keeps=True), 5, 4, cost, BLOCK)
+    assert (found.kind, found.blocks) == (SWAP, 5) and len(found.options) == 3
+    assert found.options[SWAP] == pytest.approx(10e-3, rel=1e-3)
+    found = recover(Holding(300, 25, stored=3, keeps=True), 5, 4, cost, BLOCK)
+    assert found.options[SWAP] == pytest.approx(7e-3, rel=1e-3)
 
 
 def test_a_link_that_was_never_used_is_tried() -> None:
-    assert recover(Holding(300, 100, 25), machine(), BLOCK).kind == SWAP
+    assert recover(Holding(300, 25), 1, 4, machine(), BLOCK).kind == SWAP
 
 
 def test_before_the_model_is_fitted_tokens_are_counted() -> None:
-    found = recover(Holding(300, 100, 25), CostModel())
+    found = recover(Holding(300, 25), 1, 4, CostModel())
     assert (found.kind, found.loss, found.loss_per_block) == (RECOMPUTE, 100.0, 4.0)
-    assert recover(Holding(300, 100, 25), CostModel(), BLOCK).kind == SWAP
+    found = recover(Holding(300, 25), 1, 4, CostModel(), BLOCK)
+    assert (found.kind, found.loss) == (SWAP, 0.0)
 
 
 def test_who_releases_nothing_is_no_bargain() -> None:
-    assert recover(Holding(30, 0, 0), CostModel()).loss_per_block == math.inf
+    assert recover(Holding(30, 0), 1, 4, CostModel()).loss_per_block == math.inf

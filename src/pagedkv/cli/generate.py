@@ -175,7 +175,7 @@ def generate(
     console = Console(stderr=True, highlight=False)
     if as_json:
         outputs, usage = _run(llm, requests, nullcontext(), lambda output: None)
-        print(show.as_json(llm.report, outputs, texts, usage))
+        print(show.as_json(llm.report, outputs, texts, usage, llm.engine.cost.describe()))
         return _status(outputs)
     for line in llm.report.lines():
         console.print(line, style="dim", markup=False, soft_wrap=True)
@@ -186,6 +186,7 @@ def generate(
         show.print_texts(outputs, texts)
     show.print_problems(outputs, texts, console)
     console.print(usage.table(llm.report.max_model_len))
+    console.print(f"time of a step: {llm.engine.cost}", style="dim", markup=False, soft_wrap=True)
     return _status(outputs)
 
 

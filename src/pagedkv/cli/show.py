@@ -83,8 +83,9 @@ def as_json(
     outputs: Sequence[RequestOutput],
     prompts: Sequence[PromptText],
     usage: Usage,
+    cost: dict[str, float],
 ) -> str:
-    """One object: what ran, a result a prompt, the totals."""
+    """One object: what ran, a result a prompt, the totals, and what steps take."""
     results = [
         {
             "prompt": prompt.text,
@@ -102,4 +103,5 @@ def as_json(
         "longest_context": report.longest_context,
         "concurrency": report.concurrency,
     }
-    return json.dumps({"engine": engine, "results": results, "usage": asdict(usage)})
+    totals = {"usage": asdict(usage), "cost": cost}
+    return json.dumps({"engine": engine, "results": results, **totals})

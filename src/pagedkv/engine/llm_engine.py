@@ -16,6 +16,7 @@ from pagedkv.engine.interrupts import deferred_interrupt
 from pagedkv.engine.output import OutputProcessor, RequestOutput
 from pagedkv.engine.requests import ChatMessages, Prepared, Prompt, RequestReader, text_decoder
 from pagedkv.errors import PagedKVError, RequestError
+from pagedkv.scheduling.cost import CostModel
 from pagedkv.scheduling.explain import explain
 from pagedkv.scheduling.messages import Abort, StepStats
 from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
@@ -53,6 +54,11 @@ class LLMEngine:
     def block_manager(self) -> BlockManager:
         """The block pool. To look at; the scheduler alone may change it."""
         return self.core.scheduler.manager
+
+    @property
+    def cost(self) -> CostModel:
+        """What steps have taken so far."""
+        return self.core.scheduler.cost
 
     def add_request(
         self,

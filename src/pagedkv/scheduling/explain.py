@@ -190,7 +190,7 @@ def _chunk(entry: Decision, n: dict[str, Any]) -> str:
 
 def _preempt(entry: Decision, n: dict[str, Any]) -> str:
     text = (
-        f"preempted in step {entry.step} ({n['how']}): {_count(n['rows'], 'row')} needed "
+        f"preempted in step {entry.step} ({n['how'].replace('_', ' ')}): {_count(n['rows'], 'row')} needed "
         f"{_count(n['demand'], 'block')}, and {n['available']:,} were free or cached; its "
         f"{_count(n['tokens'], 'token')} gave {_count(n['freed'], 'block')} back"
     )

@@ -7,29 +7,33 @@ from typing import NamedTuple
 
 from pagedkv.scheduling.cost import CostModel
 
-RECOMPUTE, SWAP = "recompute", "swap"
+RECOMPUTE, PARTIAL_DROP, SWAP = "recompute", "partial_drop", "swap"
 
 
 class Holding(NamedTuple):
-    """What a request would give up by closing its sequences.
+    """What a running request has.
 
-        [0, tokens - lost_tokens)       found on the device again, by name or with another holder
-        [tokens - lost_tokens, tokens)  gone, with `blocks` blocks
-
-    stored: of those blocks, the ones that a lower tier has a copy of.
+    tokens: those computed. blocks: those that nobody else holds, the last of its table. stored: how
+    many of these a tier below the device has a copy of. keeps: whether closed blocks stay findable;
+    they are reused tail first, so that the request finds the others again.
     """
 
     tokens: int
-    lost_tokens: int
     blocks: int
     stored: int = 0
+    keeps: bool = False
+
+    def lost_tokens(self, blocks: int, block_size: int) -> int:
+        """Tokens in the last `blocks` blocks."""
+        kept = (-(-self.tokens // block_size) - blocks) * block_size
+        return self.tokens - max(0, min(self.tokens, kept))
 
 
 class Recovery(NamedTuple):
-    """How a victim comes back.
+    """How a victim comes back, and what it gives up.
 
-    loss: seconds, or tokens to compute again while the cost model is not fitted. options: what the
-    loss is predicted to be for each way there is (a link that was never used: 0.0).
+    loss: seconds, or tokens to compute again while the cost model is not fitted. options: the loss
+    of each way there is (of a link that was never used: 0.0).
     """
 
     kind: str
@@ -43,36 +47,38 @@ class Recovery(NamedTuple):
         return self.loss / self.blocks if self.blocks else math.inf
 
 
-def holding(
-    tokens: int, exclusive_blocks: int, needed: int, block_size: int, keeps: bool
-) -> Holding:
-    """What a request of `tokens` computed tokens gives up when `needed` >= 1 blocks are short.
+def recover(
+    holding: Holding,
+    needed: int,
+    block_size: int,
+    cost: CostModel,
+    block_bytes: int | None = None,
+) -> Recovery:
+    """The way back of the least predicted seconds; the simpler one where two are equal.
 
-    exclusive_blocks: those that nobody else holds: the last ones of its table. keeps: closed blocks
-    stay findable, and are reused tail first and after all that were closed before. Then only as
-    many as are needed are lost, and closing a request whole costs as much as dropping its tail.
-    """
-    blocks = min(exclusive_blocks, needed) if keeps else exclusive_blocks
-    kept = (-(-tokens // block_size) - blocks) * block_size
-    return Holding(tokens, tokens - max(0, min(tokens, kept)), blocks)
-
-
-def recover(holding: Holding, cost: CostModel, block_bytes: int | None = None) -> Recovery:
-    """The way back of the least predicted seconds; recomputing where both are equal.
+        recompute     all that it holds alone is computed again
+        partial_drop  only the `needed` >= 1 tail blocks are, where the others stay findable
+        swap          what would be computed again is copied out and back in
 
     block_bytes: of one block, which is one piece of a transfer, if there is a tier below the
     device. A link that was never used is tried, for nothing else can measure it.
     """
-    if not cost.fitted:
-        options = {RECOMPUTE: float(holding.lost_tokens)}
-        kind = RECOMPUTE if block_bytes is None else SWAP
-        return Recovery(kind, options[RECOMPUTE], holding.blocks, options)
-    prior = holding.tokens - holding.lost_tokens
-    options = {RECOMPUTE: cost.recompute_seconds(holding.lost_tokens, prior)}
+    given = {RECOMPUTE: holding.blocks}
+    tail = min(holding.blocks, needed) if holding.keeps else holding.blocks
+    if tail < holding.blocks:
+        given[PARTIAL_DROP] = tail
+    options = {}
+    for way, blocks in given.items():
+        lost = holding.lost_tokens(blocks, block_size)
+        again = cost.recompute_seconds(lost, holding.tokens - lost)
+        options[way] = again if cost.fitted else float(lost)
     if block_bytes is not None:
-        out = max(0, holding.blocks - holding.stored)
-        options[SWAP] = cost.swap_seconds(
-            out * block_bytes, out, holding.blocks * block_bytes, holding.blocks
+        given[SWAP] = tail
+        out = max(0, tail - holding.stored)
+        options[SWAP] = (
+            cost.swap_seconds(out * block_bytes, out, tail * block_bytes, tail)
+            if cost.fitted
+            else 0.0
         )
     kind = min(options, key=lambda way: options[way])
-    return Recovery(kind, options[kind], holding.blocks, options)
+    return Recovery(kind, options[kind], given[kind], options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pagedkv.scheduling.cost import CostModel
-from pagedkv.scheduling.recovery import Recovery, holding, recover
+from pagedkv.scheduling.recovery import Holding, Recovery, recover
 from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.roster import Roster
 
@@ -38,8 +38,9 @@ def choose_victim(
     for request, blocks in zip(others, exclusive.tolist(), strict=True):
         # Own tokens of the samples of a group are replayed, never looked up.
         keeps = manager.prefix_caching and len(request.live) == 1
-        held = holding(request.num_computed, blocks, shortage, manager.block_size, keeps)
-        victims.append(Victim(request, recover(held, cost, block_bytes)))
+        held = Holding(request.num_computed, blocks, keeps=keeps)
+        recovery = recover(held, shortage, manager.block_size, cost, block_bytes)
+        victims.append(Victim(request, recovery))
     return min(
         reversed(victims),
         key=lambda victim: victim.recovery.loss_per_block * (1 + victim.request.num_preemptions),

@@ -112,7 +112,7 @@ def test_a_preemption_gives_the_numbers():
     assert preempted
     numbers = preempted[0].numbers
     assert numbers["how"] == "partial_drop" and numbers["demand"] > numbers["available"]
-    assert (numbers["freed"], numbers["lost"], numbers["tokens"]) == (3, 1, 12)
+    assert (numbers["freed"], numbers["lost"], numbers["tokens"]) == (3, 2, 12)
     assert numbers["seconds"] == {}  # the toy takes no time
     admitted = [e.numbers["again"] for e in entries(run, "b") if e.kind == "admit"]
     assert admitted == [False] + [True] * (len(admitted) - 1) and len(admitted) > 1

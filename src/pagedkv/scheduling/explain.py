@@ -189,8 +189,9 @@ def _chunk(entry: Decision, n: dict[str, Any]) -> str:
 
 
 def _preempt(entry: Decision, n: dict[str, Any]) -> str:
+    how = n["how"].replace("_", " ")
     text = (
-        f"preempted in step {entry.step} ({n['how'].replace('_', ' ')}): {_count(n['rows'], 'row')} needed "
+        f"preempted in step {entry.step} ({how}): {_count(n['rows'], 'row')} needed "
         f"{_count(n['demand'], 'block')}, and {n['available']:,} were free or cached; its "
         f"{_count(n['tokens'], 'token')} gave {_count(n['freed'], 'block')} back"
     )

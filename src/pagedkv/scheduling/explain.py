@@ -42,9 +42,7 @@ def explain(log: Iterable[Decision], name: str, num_dropped: int = 0) -> str:
             stories.append(last[entry.request])
         last[entry.request].append(entry)
     if not stories:
-        gone = (
-            ", or its entries are among the %s that have fallen out of the log" % f"{num_dropped:,}"
-        )
+        gone = f", or its entries are among the {num_dropped:,} that have fallen out of the log"
         raise RequestError(
             f"request {name!r:.200} is not in the decision log: no request had this name"
             + (f"{gone} (decision_log keeps more, a file keeps all)" if num_dropped else "")
@@ -147,8 +145,8 @@ def _count(number: int, noun: str) -> str:
 def _arrive(entry: Decision, n: dict[str, Any]) -> str:
     tenant = "" if n.get("tenant") is None else f" (tenant {n['tenant']})"
     return (
-        f"arrived{tenant}: {_count(n['prompt'], 'prompt token')}, {_count(n['samples'], 'sample')}; "
-        f"{n['waiting']:,} waiting, {n['running']:,} running"
+        f"arrived{tenant}: {_count(n['prompt'], 'prompt token')}, "
+        f"{_count(n['samples'], 'sample')}; {n['waiting']:,} waiting, {n['running']:,} running"
     )
 
 
@@ -177,9 +175,9 @@ def _wait(entry: Decision, n: dict[str, Any]) -> str:
 
 def _admit(entry: Decision, n: dict[str, Any]) -> str:
     return (
-        f"{'resumed' if n['again'] else 'admitted'} in step {entry.step}: {n['cached_tokens']:,} of "
-        f"{_count(n['tokens'], 'token')} found in the cache; takes {_count(n['demand'], 'block')} "
-        f"more ({n['free']:,} free, {n['cached']:,} cached); {n['running']:,} running"
+        f"{'resumed' if n['again'] else 'admitted'} in step {entry.step}: "
+        f"{n['cached_tokens']:,} of {_count(n['tokens'], 'token')} found in the cache; takes "
+        f"{_count(n['demand'], 'block')} more ({n['free']:,} free, {n['cached']:,} cached); {n['running']:,} running"
     )
 
 

@@ -160,5 +160,5 @@ def test_the_numbers_are_there_as_a_dict_and_as_a_line() -> None:
     assert numbers["seconds_per_pair"] == pytest.approx(PAIR, rel=0.01)
     assert numbers["link_in_observations"] == 1 and numbers["link_out_observations"] == 0
     line = str(model)
-    assert line.startswith("4 ms a step + 30 us a token + 0.02 us a context token + 1 ns a pair")
+    assert line.startswith("4 ms a step + 30 us a token + 20 ns a context token + 1 ns a pair")
     assert "200 steps" in line and "copy in" in line and "copy out" not in line

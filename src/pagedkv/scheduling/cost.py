@@ -77,7 +77,7 @@ class LinkModel:
             return "not measured"
         per_piece, per_byte = self._fit.coefficients.tolist()
         return (
-            f"{per_piece * 1e6:.3g} us a piece + {per_byte * 1e9:.3g} ns a byte "
+            f"{_show(per_piece)} a piece + {_show(per_byte * 2**20)} a MiB "
             f"({self._fit.num_observed} transfers)"
         )
 
@@ -197,8 +197,8 @@ class CostModel:
         if not self.fitted:
             return f"not fitted: {self.num_observed} steps measured, {self.num_ignored} ignored"
         text = (
-            f"{base * 1e3:.3g} ms a step + {per_token * 1e6:.3g} us a token "
-            f"+ {per_context * 1e6:.3g} us a context token + {per_pair * 1e9:.3g} ns a pair "
+            f"{_show(base)} a step + {_show(per_token)} a token "
+            f"+ {_show(per_context)} a context token + {_show(per_pair)} a pair "
             f"(error {self.error:.0%}, {self.num_observed} steps"
         )
         text += f", {self.num_ignored} ignored)" if self.num_ignored else ")"
@@ -206,6 +206,13 @@ class CostModel:
             if link.fitted:
                 text += f"; copy {way} {link}"
         return text
+
+
+def _show(seconds: float) -> str:
+    for scale, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
+        if seconds * scale >= 1:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
 
 
 def _is_duration(seconds: object) -> bool:

@@ -177,7 +177,8 @@ def _admit(entry: Decision, n: dict[str, Any]) -> str:
     return (
         f"{'resumed' if n['again'] else 'admitted'} in step {entry.step}: "
         f"{n['cached_tokens']:,} of {_count(n['tokens'], 'token')} found in the cache; takes "
-        f"{_count(n['demand'], 'block')} more ({n['free']:,} free, {n['cached']:,} cached); {n['running']:,} running"
+        f"{_count(n['demand'], 'block')} more ({n['free']:,} free, {n['cached']:,} cached); "
+        f"{n['running']:,} running"
     )
 
 

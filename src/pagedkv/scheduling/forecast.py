@@ -48,29 +48,29 @@ class Forecast:
 
     def of_running(self, running: Sequence[Request]) -> list[Growth]:
         """Growth of every live sample. A full block of several is counted with the last to end."""
-        size = self._manager.block_size
-        branches = []
+        size, manager = self._manager.block_size, self._manager
+        ranked = []
         for request in running:
             for branch in request.branches:
-                left = sorted(
-                    ((self.remaining(request, o), len(o.tokens)) for o in branch.members),
-                    reverse=True,
-                )
-                branches.append((left, branch))
-        branches.sort(key=lambda entry: entry[0][0][0])
-        owner = np.zeros(self._manager.num_blocks + 1, np.int32)
-        for i, (_, branch) in enumerate(branches, 1):
-            owner[self._manager.block_table(branch.seq)[: branch.computed // size]] = i
-        owned = np.bincount(owner[1:], minlength=len(branches) + 1).tolist()
+                left = [(self.remaining(request, o), len(o.tokens)) for o in branch.members]
+                ranked.append((sorted(left, reverse=True), branch))
+        ranked.sort(key=lambda entry: entry[0][0][0])
+        tables = manager.padded_rows(manager.rows([branch.seq for _, branch in ranked]))
+        full = np.array([branch.computed // size for _, branch in ranked], np.int64)
+        # Of several assignments to one block the last one stays: that of the last to end.
+        owner = np.zeros(manager.num_blocks + 1, np.int64)
+        owner[tables[np.arange(tables.shape[1]) < full[:, None]]] = np.repeat(
+            np.arange(1, len(ranked) + 1), full
+        )
+        owned = np.bincount(owner[1:], minlength=len(ranked) + 1)[1:]
         growths = []
-        for i, (left, branch) in enumerate(branches, 1):
+        for (left, branch), kept in zip(ranked, (owned - full).tolist(), strict=True):
             prompt = len(branch.request.prompt)
             # The first keeps the blocks, the others will have the full ones in common with it.
-            offsets = [owned[i] - branch.computed // size]
-            offsets += [-(branch.known // size)] * (len(left) - 1)
+            growths.append(Growth(prompt + left[0][1], left[0][0], kept))
             growths += [
-                Growth(prompt + generated, remaining, offset)
-                for (remaining, generated), offset in zip(left, offsets, strict=True)
+                Growth(prompt + generated, remaining, -(branch.known // size))
+                for remaining, generated in left[1:]
             ]
         return growths
 

@@ -147,6 +147,10 @@ def test_simulate_allocators(trace: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "oracle, compacting" in json.loads(capsys.readouterr().out)
     assert run(args) == 0
     assert "max, compacting" in capsys.readouterr().out
+    page = trace.parent / "a.html"
+    assert run([*args, "--token-bytes", "1024", "--report", str(page)]) == 0
+    assert "0 bytes" in capsys.readouterr().out
+    assert "Allocators side by side" in page.read_text()
 
 
 @pytest.mark.parametrize(
@@ -154,6 +158,8 @@ def test_simulate_allocators(trace: Path, capsys: pytest.CaptureFixture[str]) ->
     [
         (["memory", "--block-sizes", "9" * 30], "less than 2**31"),
         (["allocators", "--requests", "0"], "requests=0"),
+        (["allocators", "--token-bytes", "0"], "--token-bytes=0"),
+        (["allocators", "--report", "/"], "--report='/' cannot be written: it is a folder"),
         (["allocators", "--step-ms", "inf"], "step_seconds=inf"),
         (["serve", "--requests", "-1"], "requests=-1"),
     ],

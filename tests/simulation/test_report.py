@@ -10,9 +10,17 @@ import numpy as np
 import pytest
 
 from pagedkv.errors import MissingExtraError
+from pagedkv.simulation.allocators import run_allocators
 from pagedkv.simulation.charts import require_matplotlib
 from pagedkv.simulation.executor import LinearCost
-from pagedkv.simulation.report import POINTS, memory_over_time, over_time, page, serve_report
+from pagedkv.simulation.report import (
+    POINTS,
+    allocators_report,
+    memory_over_time,
+    over_time,
+    page,
+    serve_report,
+)
 from pagedkv.simulation.serve import Server, SimulatedRun, serve
 from pagedkv.simulation.trace import Trace
 from pagedkv.simulation.workload import make_trace
@@ -125,7 +133,7 @@ def test_service_counts_every_token_once() -> None:
     run = overloaded(("a", "b") * 30)
     for tenant in "ab":
         mine = [r for r in run.requests if r.tenant == tenant]
-        served = [count for (_, who), count in run.served.items() if who == tenant]
+        served = [second[tenant] for second in run.served.values() if tenant in second]
         assert sum(c.prompt for c in served) == sum(r.prompt_tokens for r in mine if r.tokens)
         assert sum(c.output for c in served) == sum(r.tokens for r in mine)
 
@@ -141,3 +149,12 @@ def test_text_of_a_page_is_escaped() -> None:
     assert "<h1>a &lt; b</h1>" in text
     assert "<h2>h &amp; h</h2>" in text
     assert "<figcaption>c &gt; d</figcaption>" in text
+
+
+def test_the_page_of_the_allocators() -> None:
+    trace = make_trace(60, 20.0, 30, 20, seed=3)
+    text = allocators_report(run_allocators(trace, 400, 4), 0.05)
+    outline = Outline(text)
+    assert outline.headings == ["The pool", "Live tokens", "The largest hole"]
+    assert not outline.tags & {"script", "link", "img", "iframe", "object", "image"}
+    assert text.count(">oracle, compacting<") == 4  # a row, and three legends or labels

@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from pagedkv.cli.prompts import parse_bytes
+from pagedkv.cli.units import format_size, format_time
 from pagedkv.errors import ConfigError
 from pagedkv.simulation.capacity import Capacity, ModelShape, Recovery
 
 _BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
 _LENGTHS = (128, 512, 2048, 8192, 32768)
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def plan(
@@ -151,16 +151,16 @@ def _capacity_table(capacity: Capacity) -> Table:
             "model",
             f"{shape.layers} layers, {shape.kv_heads} K/V heads of {shape.head_dim}, {shape.dtype}",
         ),
-        ("K/V a token", _size(shape.token_bytes)),
+        ("K/V a token", format_size(shape.token_bytes)),
         (
             "a block",
-            f"{_size(shape.token_bytes * capacity.block_size)}, {capacity.block_size} tokens",
+            f"{format_size(shape.token_bytes * capacity.block_size)}, {capacity.block_size} tokens",
         ),
-        ("blocks in the pool", f"{capacity.num_blocks:,} in {_size(capacity.memory)}"),
+        ("blocks in the pool", f"{capacity.num_blocks:,} in {format_size(capacity.memory)}"),
         (
             f"a reservation of {capacity.reserve:,} tokens",
-            f"{_size(capacity.reservation_bytes)}, {capacity.reserved_waste:.1%} of it unused at "
-            f"{capacity.mean_tokens:,} tokens",
+            f"{format_size(capacity.reservation_bytes)}, {capacity.reserved_waste:.1%} of it "
+            f"unused at {capacity.mean_tokens:,} tokens",
         ),
         ("resident sequences, reserved", f"{capacity.resident_reserved:,}"),
         ("resident sequences, paged", f"{capacity.resident_paged:,}"),
@@ -175,35 +175,22 @@ def _waste_table(capacity: Capacity) -> Table:
     table.add_column("waste", justify="right")
     table.add_column("a block", justify="right")
     for size in _BLOCK_SIZES:
-        block = _size(size * capacity.shape.token_bytes)
+        block = format_size(size * capacity.shape.token_bytes)
         table.add_row(str(size), f"{capacity.tail_waste(size):.1%}", block)
     return table
 
 
 def _recovery_table(recovery: Recovery) -> Table:
-    table = Table(title=f"resuming a preempted sequence, link of {_size(recovery.link)}/s")
+    table = Table(title=f"resuming a preempted sequence, link of {format_size(recovery.link)}/s")
     for name in ("tokens", "swap", "recompute", "faster", "swap wins above"):
         table.add_column(name, justify="right")
     for tokens in _LENGTHS:
         swap, recompute = recovery.swap_seconds(tokens), recovery.recompute_seconds(tokens)
         table.add_row(
             f"{tokens:,}",
-            _time(swap),
-            _time(recompute),
+            format_time(swap),
+            format_time(recompute),
             "swap" if swap < recompute else "recompute",
-            f"{_size(recovery.crossover_link(tokens))}/s",
+            f"{format_size(recovery.crossover_link(tokens))}/s",
         )
     return table
-
-
-def _time(seconds: float) -> str:
-    """Milliseconds below a second: 0.25 is "250 ms"."""
-    return f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else f"{seconds:,.2f} s"
-
-
-def _size(value: float) -> str:
-    """Bytes with the unit that fits: 524288 is "512 KiB"."""
-    unit = 0
-    while value >= 1024 and unit < len(_UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{value:.4g} {_UNITS[unit]}"

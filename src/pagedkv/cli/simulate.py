@@ -13,12 +13,13 @@ from rich.table import Table
 
 from pagedkv.cli.costs import Line, step_cost
 from pagedkv.cli.html_file import check_report, write_report
+from pagedkv.cli.units import format_size
 from pagedkv.cli.workload import TRACES_VARIABLE, Invented, find_trace, workload
 from pagedkv.errors import ConfigError
-from pagedkv.simulation.allocators import compare
+from pagedkv.simulation.allocators import run_allocators
 from pagedkv.simulation.perf_tables import SplitwiseCost
 from pagedkv.simulation.prefix_cache import hit_rate
-from pagedkv.simulation.report import serve_report
+from pagedkv.simulation.report import allocators_report, serve_report
 from pagedkv.simulation.serve import Server, SimulatedRun
 from pagedkv.simulation.serve import serve as simulate
 from pagedkv.simulation.trace import read_trace
@@ -119,35 +120,61 @@ def allocators(
     step_ms: Annotated[
         float, typer.Option(help="Milliseconds in which everybody gains a token.", metavar="NUMBER")
     ] = 50.0,
+    token_bytes: Annotated[
+        int | None,
+        typer.Option(
+            help="Bytes of K and V of a token, as `pagedkv plan` prints them: show what is copied "
+            "in bytes.",
+            metavar="INTEGER",
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Write one HTML page with plots here, too.", metavar="FILE"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
     """Paging beside contiguous reservations: who fits, what is wasted, what holes cost."""
+    if token_bytes is not None and token_bytes < 1:
+        raise ConfigError(f"--token-bytes={token_bytes}: give at least 1")
+    if report is not None:
+        check_report(report)
     wanted = read_trace(find_trace(trace))
     wanted = wanted if requests is None else wanted.first(requests)
-    reports = compare(wanted, slots, block_size, max_length, max_num_seqs, step_ms / 1e3)
+    seconds = step_ms / 1e3
+    accounts = run_allocators(wanted, slots, block_size, max_length, max_num_seqs, seconds)
+    if report is not None:
+        write_report(report, allocators_report(accounts, seconds))
+    reports = {name: account.report() for name, account in accounts.items()}
     if as_json:
         print(json.dumps(reports))
         return
-    # Without a frame eight columns fit into 80 characters.
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, caption_justify="left")
-    for name in ("", "resident", "live", "vain", "refused", "moved", "restored", "steps"):
-        table.add_column(name, justify="right" if name else "left")
-    for name, report in reports.items():
+
+    def copied(tokens: float) -> str:
+        return f"{tokens:,.0f}" if token_bytes is None else format_size(tokens * token_bytes)
+
+    # Without a frame nine columns fit into 80 characters.
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, caption_justify="left")
+    for name in ("", "seqs", "live", "vain", "refused", "short", "copied", "each", "steps"):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for name, facts in reports.items():
+        tokens = facts["tokens_moved"] + facts["tokens_restored"]
         table.add_row(
             name,
-            f"{report['mean_resident']:.1f}",
-            f"{report['utilisation']:.1%}",
-            f"{report['internal_waste']:.1%}",
-            f"{report['refused_while_free_sufficed']:,.0f}",
-            f"{report['tokens_moved']:,.0f}",
-            f"{report['tokens_restored']:,.0f}",
-            f"{report['steps']:,.0f}",
+            f"{facts['mean_resident']:.1f}",
+            f"{facts['utilisation']:.1%}",
+            f"{facts['internal_waste']:.1%}",
+            f"{facts['refused_while_free_sufficed']:,.0f}",
+            f"{facts['shortages']:,.0f}",
+            copied(tokens),
+            copied(tokens / max(facts["shortages"], 1)),
+            f"{facts['steps']:,.0f}",
         )
     table.caption = (
         "Means per step: sequences resident, share of the pool that is live and that is reserved "
         "in vain. Steps in which the first of the queue was refused although the free slots would "
-        "have sufficed; tokens moved by compaction; tokens restored after preemption; steps until "
-        "all was done."
+        "have sufficed. Shortages, and the tokens that compaction moved or that were restored "
+        "after preemption: in all, and for each shortage. Steps until all was done."
     )
     Console(highlight=False).print(table)
 

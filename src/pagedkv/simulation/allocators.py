@@ -4,75 +4,23 @@ A reckoning of memory alone. Time goes in steps of `step_seconds`; a request is 
 arrival when its allocator has room and a seat is free, its prompt is there at once, and every
 resident request gains one token a step until its output is complete. Nothing is shared.
 
-A paged request that finds no block preempts the one admitted last, whose tokens are dropped and
-restored when it is admitted again. Contiguous requests reserve all they may need beforehand.
+A paged request that finds no block is a shortage: it preempts the one admitted last, whose tokens
+are dropped and restored when it is admitted again. "paged, partial" lets the preempted one keep its
+blocks and lose them one by one, from the tail, each a shortage; only what it lost is restored.
+Contiguous requests reserve all they may need beforehand; what compaction moves is their price.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pagedkv.errors import ConfigError
+from pagedkv.simulation.account import Account, Resident
 from pagedkv.simulation.contiguous import FirstFit
 from pagedkv.simulation.trace import Trace
-
-
-@dataclass(slots=True)
-class Resident:
-    """A request of the trace: `tokens` of it are in the pool, `left` are still to come."""
-
-    key: int
-    prompt: int
-    output: int
-    arrival: int  # step
-    tokens: int = 0
-    left: int = 0
-
-    def start(self) -> None:
-        """Puts what is known of it into the pool."""
-        done = self.tokens or self.prompt
-        self.tokens, self.left = done, self.prompt + self.output - done
-
-
-@dataclass(slots=True)
-class Account:
-    """Sums over steps; `report` divides them by the steps in which anybody was resident."""
-
-    num_slots: int
-    steps: int = 0
-    resident: int = 0
-    live: int = 0
-    reserved: int = 0
-    refused: int = 0  # steps in which the first of the queue found no room
-    refused_for_holes: int = 0  # of these, those in which the free slots would have sufficed
-    holes: int = 0
-    largest_hole: int = 0
-    tokens_moved: int = 0  # by compaction
-    tokens_restored: int = 0  # after preemption
-    never: int = 0  # requests larger than the pool or the reservation
-    end: int = 0  # step in which the last request ended
-    peak: int = 0
-
-    def report(self) -> dict[str, float]:
-        """Means per step in slots of the pool, and totals."""
-        steps, slots = max(self.steps, 1), self.num_slots * max(self.steps, 1)
-        return {
-            "mean_resident": self.resident / steps,
-            "peak_resident": self.peak,
-            "utilisation": self.live / slots,
-            "internal_waste": (self.reserved - self.live) / slots,
-            "refused_steps": self.refused,
-            "refused_while_free_sufficed": self.refused_for_holes,
-            "mean_holes": self.holes / steps,
-            "mean_largest_hole": self.largest_hole / slots,
-            "tokens_moved": self.tokens_moved,
-            "tokens_restored": self.tokens_restored,
-            "never_fit": self.never,
-            "steps": self.end,
-        }
 
 
 class Allocator(Protocol):
@@ -86,12 +34,20 @@ class Allocator(Protocol):
         """Room for one more token."""
         ...
 
+    def yield_block(self) -> bool:
+        """Whether somebody who was preempted before gave a block."""
+        ...
+
+    def preempt(self, request: Resident) -> None:
+        """It runs no more, and waits."""
+        ...
+
     def release(self, request: Resident) -> None: ...
 
     def reserved(self, request: Resident) -> int: ...
 
-    def note(self, account: Account) -> None:
-        """Adds one step's holes."""
+    def holes(self) -> list[int]:
+        """Sizes of the holes between extents, in slots."""
         ...
 
 
@@ -101,7 +57,11 @@ class Paged:
 
     num_slots: int
     block_size: int
+    partial: bool = False
     _used: int = 0
+    # Slots that the request preempted last still holds. It is the first of the queue, and nobody
+    # else is preempted before it has given all of them.
+    _kept: int = 0
 
     @property
     def num_blocks(self) -> int:
@@ -115,11 +75,13 @@ class Paged:
 
     def admit(self, request: Resident, account: Account) -> bool:
         tokens = request.tokens or request.prompt
+        kept = self._kept
         # With its first new token: else it would be the next to make room.
-        if self._blocks(tokens + 1) > self.num_blocks - self._used:
+        if self._blocks(tokens + 1) - self._blocks(kept) > self.num_blocks - self._used:
             return False
-        self._used += self._blocks(tokens)
-        account.tokens_restored += request.tokens
+        self._used += self._blocks(tokens) - self._blocks(kept)
+        self._kept = 0
+        account.tokens_restored += request.tokens - kept
         return True
 
     def grow(self, request: Resident) -> bool:
@@ -130,14 +92,28 @@ class Paged:
         self._used += 1
         return True
 
+    def yield_block(self) -> bool:
+        if not self._kept:
+            return False
+        self._kept = (self._blocks(self._kept) - 1) * self.block_size
+        self._used -= 1
+        return True
+
+    def preempt(self, request: Resident) -> None:
+        if self.partial:
+            self._kept = request.tokens
+            self.yield_block()
+        else:
+            self.release(request)
+
     def release(self, request: Resident) -> None:
         self._used -= self._blocks(request.tokens)
 
     def reserved(self, request: Resident) -> int:
         return self._blocks(request.tokens) * self.block_size
 
-    def note(self, account: Account) -> None:
-        pass  # any block fits any request: no hole is too small
+    def holes(self) -> list[int]:
+        return []  # any block fits any request: no hole is too small
 
 
 @dataclass(slots=True)
@@ -165,6 +141,7 @@ class Contiguous:
             if not self.compacting:
                 account.refused_for_holes += 1
                 return False
+            account.shortages += 1
             account.tokens_moved += sum(self._residents[key].tokens for key in extents.compact())
             extents.allocate(request.key, size)
         self._residents[request.key] = request
@@ -173,6 +150,12 @@ class Contiguous:
     def grow(self, request: Resident) -> bool:
         return True
 
+    def yield_block(self) -> bool:
+        return False
+
+    def preempt(self, request: Resident) -> None:
+        raise AssertionError("a reservation has room for every token")
+
     def release(self, request: Resident) -> None:
         self._extents.free(request.key)
         del self._residents[request.key]
@@ -180,21 +163,21 @@ class Contiguous:
     def reserved(self, request: Resident) -> int:
         return self.reservation(request)
 
-    def note(self, account: Account) -> None:
-        holes = self._extents.holes
-        account.holes += len(holes)
-        account.largest_hole += max(holes, default=0)
+    def holes(self) -> list[int]:
+        return self._extents.holes
 
 
-def compare(
+def run_allocators(
     trace: Trace,
     num_slots: int,
     block_size: int = 16,
     max_length: int | None = None,
     seats: int = 256,
     step_seconds: float = 0.05,
-) -> dict[str, dict[str, float]]:
-    """Reports by allocator. max_length: what "max" reserves; None: the longest request's tokens.
+) -> dict[str, Account]:
+    """What came of the requests, by allocator.
+
+    max_length: what "max" reserves; None: the longest request's tokens.
 
     A request that its allocator can never take is left out and counted; one without output takes no
     step and is left out. ConfigError for a number that is not above 0 and for a pool smaller than a
@@ -221,24 +204,41 @@ def compare(
     def exact(request: Resident) -> int:
         return request.prompt + request.output
 
-    allocators: dict[str, Allocator] = {"paged": Paged(num_slots, block_size)}
+    allocators: dict[str, Allocator] = {
+        "paged": Paged(num_slots, block_size),
+        "paged, partial": Paged(num_slots, block_size, partial=True),
+    }
     for name, reservation in (("max", most), ("pow2", power_of_two), ("oracle", exact)):
         allocators[name] = Contiguous(num_slots, reservation, compacting=False)
         allocators[f"{name}, compacting"] = Contiguous(num_slots, reservation, compacting=True)
+    requests = _requests(trace, step_seconds)
     return {
-        name: _run(_requests(trace, step_seconds), allocator, Account(num_slots), seats).report()
+        name: _run(deque(map(replace, requests)), allocator, Account(num_slots), seats)
         for name, allocator in allocators.items()
     }
 
 
-def _requests(trace: Trace, step_seconds: float) -> deque[Resident]:
+def compare(
+    trace: Trace,
+    num_slots: int,
+    block_size: int = 16,
+    max_length: int | None = None,
+    seats: int = 256,
+    step_seconds: float = 0.05,
+) -> dict[str, dict[str, float]]:
+    """Reports of `run_allocators`, with its arguments."""
+    accounts = run_allocators(trace, num_slots, block_size, max_length, seats, step_seconds)
+    return {name: account.report() for name, account in accounts.items()}
+
+
+def _requests(trace: Trace, step_seconds: float) -> list[Resident]:
     arrivals = [0] * len(trace)
     if trace.arrivals is not None:
         if trace.arrivals.max() / step_seconds >= 2**63:
             raise ConfigError(f"step_seconds={step_seconds}: too many steps: give more")
         arrivals = (trace.arrivals / step_seconds).astype(int).tolist()
     rows = zip(trace.prompt_tokens.tolist(), trace.output_tokens.tolist(), arrivals, strict=True)
-    return deque(Resident(i, *row) for i, row in enumerate(rows) if row[1])
+    return [Resident(i, *row) for i, row in enumerate(rows) if row[1]]
 
 
 def _run(waiting: deque[Resident], allocator: Allocator, account: Account, seats: int) -> Account:
@@ -247,17 +247,20 @@ def _run(waiting: deque[Resident], allocator: Allocator, account: Account, seats
     while waiting or running:
         if not running:
             now = max(now, waiting[0].arrival)
+        refused = account.refused
         _admit(waiting, running, allocator, account, seats, now)
         if not running:
             continue
-        account.steps += 1
-        account.resident += len(running)
-        account.peak = max(account.peak, len(running))
-        account.live += sum(request.tokens for request in running)
-        account.reserved += sum(allocator.reserved(request) for request in running)
-        allocator.note(account)
+        account.note(
+            now,
+            resident=len(running),
+            live=sum(request.tokens for request in running),
+            reserved=sum(allocator.reserved(request) for request in running),
+            holes=allocator.holes(),
+            refusing=account.refused > refused,
+        )
         now += 1
-        _grow(waiting, running, allocator)
+        _grow(waiting, running, allocator, account)
         for request in [request for request in running if not request.left]:
             allocator.release(request)
             running.remove(request)
@@ -286,7 +289,9 @@ def _admit(
         waiting.popleft()
 
 
-def _grow(waiting: deque[Resident], running: list[Resident], allocator: Allocator) -> None:
+def _grow(
+    waiting: deque[Resident], running: list[Resident], allocator: Allocator, account: Account
+) -> None:
     """One more token for everybody; whoever was admitted last makes room where there is none."""
     place = 0
     while place < len(running):
@@ -296,6 +301,8 @@ def _grow(waiting: deque[Resident], running: list[Resident], allocator: Allocato
             request.left -= 1
             place += 1
             continue
-        victim = running.pop()
-        allocator.release(victim)
-        waiting.appendleft(victim)
+        account.shortages += 1
+        if not allocator.yield_block():
+            victim = running.pop()
+            allocator.preempt(victim)
+            waiting.appendleft(victim)

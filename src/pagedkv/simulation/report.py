@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from pagedkv.simulation import charts
+from pagedkv.simulation.account import Account
 from pagedkv.simulation.serve import Float64, SimulatedRun
 
 POINTS = 400  # of a line over time
@@ -53,9 +54,57 @@ def serve_report(run: SimulatedRun, facts: Mapping[str, str]) -> str:
         values = np.sort(values[~np.isnan(values)])
         if len(values):
             figures.append(_distribution(name.upper(), unit, values))
-    if run.served:
+    if any(run.served.values()):
         figures.append(_service(run))
     return page("Simulated serving", facts, figures)
+
+
+def allocators_report(accounts: Mapping[str, Account], step_seconds: float) -> str:
+    """The page of a run of `run_allocators`: waste, holes and live tokens over time.
+
+    MissingExtraError without matplotlib.
+    """
+    facts = {}
+    shares: dict[str, dict[str, float]] = {}
+    for name, account in accounts.items():
+        numbers = account.report()
+        live, vain = numbers["utilisation"], numbers["internal_waste"]
+        shares[name] = {"live": live, "reserved in vain": vain, "not reserved": 1 - live - vain}
+        facts[name] = (
+            f"{numbers['mean_resident']:.1f} resident, {numbers['steps']:,.0f} steps, "
+            f"{numbers['refused_while_free_sufficed']:,.0f} refusals for holes, "
+            f"{numbers['tokens_moved']:,.0f} tokens moved, "
+            f"{numbers['tokens_restored']:,.0f} restored"
+        )
+    moments = {name: _moments(account, step_seconds) for name, account in accounts.items()}
+    live_lines = [(name, table[:, 0], table[:, 1]) for name, table in moments.items() if len(table)]
+    hole_lines = [
+        (name, table[:, 0], table[:, 4])
+        for name, table in moments.items()
+        if len(table) and table[:, 3].any()
+    ]
+    figures = [
+        (
+            "The pool",
+            charts.bars(shares, "share of the slots, mean over steps"),
+            "Of slots that are not reserved a contiguous allocator can use those in large holes "
+            "alone.",
+        )
+    ]
+    for heading, data, caption in (
+        ("Live tokens", live_lines, "Tokens of resident requests, in slots of the pool."),
+        ("The largest hole", hole_lines, "The most that one more request could reserve, in slots."),
+    ):
+        if data:
+            figures.append((heading, charts.lines(data, "seconds", "slots"), caption))
+    return page("Allocators side by side", facts, figures)
+
+
+def _moments(account: Account, step_seconds: float) -> Float64:
+    """[n, 5]: seconds, live, reserved, holes, the largest of them."""
+    table = np.array(account.history, np.float64).reshape(-1, 5)
+    table[:, 0] *= step_seconds
+    return table
 
 
 def over_time(run: SimulatedRun, values: Float64, idle: Float64) -> tuple[Float64, Float64]:
@@ -151,14 +200,14 @@ def _distribution(name: str, unit: str, values: Float64) -> tuple[str, str, str]
 
 def _service(run: SimulatedRun) -> tuple[str, str, str]:
     """Service so far, by tenant."""
-    first = min(second for second, _ in run.served)
-    last = max(second for second, _ in run.served)
+    first, last = min(run.served), max(run.served)
     edges = np.linspace(first, last + 1, min(POINTS, last - first + 1) + 1)
     spans: dict[str | None, Float64] = {}
-    for (second, tenant), served in run.served.items():
-        heights = spans.setdefault(tenant, np.zeros(len(edges)))
+    for second, tenants in run.served.items():
         place = int(np.searchsorted(edges, second, side="right"))
-        heights[place] += PROMPT_WEIGHT * served.prompt + OUTPUT_WEIGHT * served.output
+        for tenant, served in tenants.items():
+            heights = spans.setdefault(tenant, np.zeros(len(edges)))
+            heights[place] += PROMPT_WEIGHT * served.prompt + OUTPUT_WEIGHT * served.output
     totals = sorted(
         ((tenant, np.cumsum(heights)) for tenant, heights in spans.items()),
         key=lambda item: (-item[1][-1], str(item[0])),

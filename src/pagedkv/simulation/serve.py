@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,9 +37,9 @@ class Server:
 
 @dataclass(slots=True)
 class Served:
-    """Tokens of one tenant in one second."""
+    """Tokens that one tenant was served in one second."""
 
-    prompt: int = 0
+    prompt: int = 0  # counted when the first token is out
     output: int = 0
 
 
@@ -78,9 +78,26 @@ class SimulatedRun:
     steps: list[StepStats] = field(default_factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    # Tokens served by whole second and tenant (None: no tenants): prompt tokens when the first
-    # token is out, and output tokens.
-    served: dict[tuple[int, str | None], Served] = field(default_factory=dict)
+    # By whole second and tenant (None: no tenants).
+    served: dict[int, dict[str | None, Served]] = field(default_factory=dict)
+
+    def note(self, deltas: Sequence[Delta], now: float) -> None:
+        """Adds what came out of a step that ended at `now`."""
+        second = self.served.setdefault(int(now), {}) if deltas else {}
+        for delta in deltas:
+            request = self.requests[int(delta.request_id)]
+            if delta.token_ids:
+                served = second.get(request.tenant)
+                if served is None:
+                    served = second[request.tenant] = Served()
+                served.output += len(delta.token_ids)
+                request.tokens += len(delta.token_ids)
+                if request.first_token is None:
+                    request.first_token = now
+                    served.prompt += request.prompt_tokens
+            if delta.finish_reason is not None:
+                request.end, request.reason = now, delta.finish_reason
+                self.cached_tokens += delta.num_cached_tokens
 
     @property
     def seconds(self) -> float:
@@ -142,36 +159,21 @@ def serve(trace: Trace, server: Server, cost: StepCost) -> SimulatedRun:
     core = EngineCore(Scheduler(manager, config), TimedExecutor(clock, cost))
     arrivals = trace.arrivals if trace.arrivals is not None else np.zeros(len(trace))
     run = SimulatedRun(_times(trace, arrivals), server.num_blocks, server.block_size)
-    waiting = deque(_requests(trace, arrivals, server.max_model_len))
-    while waiting or core.has_unfinished():
+    # Each is made when it arrives: the prompts of a long trace would fill the memory.
+    coming = _requests(trace, arrivals, server.max_model_len)
+    times = deque(arrivals.tolist())
+    while times or core.has_unfinished():
         if not core.has_unfinished():
-            clock.now = max(clock.now, waiting[0].arrival)
-        while waiting and waiting[0].arrival <= clock.now:
-            core.send(waiting.popleft())
+            clock.now = max(clock.now, times[0])
+        while times and times[0] <= clock.now:
+            times.popleft()
+            core.send(next(coming))
         deltas, stats = core.step(clock.now)
-        for delta in deltas:
-            _note(run, delta, clock.now)
+        run.note(deltas, clock.now)
         if stats is not None:
             run.steps.append(stats)
     run.prompt_tokens = int(trace.prompt_tokens.sum())
     return run
-
-
-def _note(run: SimulatedRun, delta: Delta, now: float) -> None:
-    request = run.requests[int(delta.request_id)]
-    if delta.token_ids:
-        second = (int(now), request.tenant)
-        served = run.served.get(second)
-        if served is None:
-            served = run.served[second] = Served()
-        served.output += len(delta.token_ids)
-        request.tokens += len(delta.token_ids)
-        if request.first_token is None:
-            request.first_token = now
-            served.prompt += request.prompt_tokens
-    if delta.finish_reason is not None:
-        request.end, request.reason = now, delta.finish_reason
-        run.cached_tokens += delta.num_cached_tokens
 
 
 def _times(trace: Trace, arrivals: Float64) -> list[RequestTimes]:

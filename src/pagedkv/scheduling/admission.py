@@ -31,15 +31,17 @@ class Demand(NamedTuple):
     blocks: int
 
 
-def admission_demand(manager: BlockManager, request: Request, leaders: Leaders) -> Demand:
-    """What the cache has for the request now, or after this step."""
+def admission_demand(
+    manager: BlockManager, request: Request, leaders: Leaders, spare: float
+) -> Demand:
+    """What the cache has for the request now, or after this step if it can spare the time."""
     common = request.common_tokens()
     lookup = request.lookup_tokens(common)
     size = manager.block_size
     found = manager.match(lookup, request.namespace, request.public)
     blocks = -(-len(lookup) // size)
     own = -(-len(common) // size) + request.own_blocks(request.live, size) - blocks
-    if may_wait(request):
+    if may_wait(request, spare):
         hit = leaders.hit_after(request, lookup, found.cached_tokens)
         if hit:
             return Demand(request, True, hit, hit // size, own + blocks - hit // size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import chain
@@ -66,7 +66,7 @@ class Batch:
 
 
 def select_rows(
-    running: Sequence[Request], budget: int, awaiting: AbstractSet[int]
+    running: Sequence[Request], budget: int, most: Callable[[Request, int], int]
 ) -> tuple[list[Row], int]:
     """Rows for what is running, and the tokens left of the budget.
 
@@ -74,7 +74,7 @@ def select_rows(
     Branches that lack a single one (running decodes) come first, then the others, as they are
     served.
     They always fit, for there are no more seats than tokens.
-    `awaiting`: `Request.order` of all who wait for their first token.
+    most: tokens that a request may prefill in a step of so many tokens.
     """
     total = budget
     pending = [
@@ -89,7 +89,7 @@ def select_rows(
         if row.count == 1 or budget == 0:
             continue
         request = row.branch.request
-        limit = prefill_limit(request, total, awaiting) - used.get(request.order, 0)
+        limit = most(request, total) - used.get(request.order, 0)
         row.cut(budget, limit)
         if row.count:
             used[request.order] = used.get(request.order, 0) + row.count

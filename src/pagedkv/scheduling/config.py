@@ -9,6 +9,7 @@ from pagedkv.scheduling.tenants import ORDINARY, Tenant, check_tenants
 
 # The block table and the rows of a step are laid out for so many sequences.
 MAX_NUM_SEQS = 65_536
+OVERLOADS = ("best_effort", "reject")
 ADMISSIONS = ("first_chunk", "prompt", "max_tokens", "expected_peak")
 
 
@@ -57,6 +58,9 @@ class SchedulerConfig:
     runs. A request is refused (OverloadError) when `max_num_waiting` wait already, or when it and
     those that wait have more than `max_waiting_tokens` prompt tokens; None: no bound.
     decision_log: decisions that are kept to be looked at; 0: none.
+
+    overload: what becomes of requests whose first token cannot come in time, under policies with
+    deadlines: they are served when nobody else is, or end with finish reason "deadline".
     Raises ConfigError naming the setting.
     """
 
@@ -76,6 +80,7 @@ class SchedulerConfig:
     ageing: float = 60.0
     tenants: tuple[tuple[str, Tenant], ...] = ()
     default_tenant: Tenant = ORDINARY
+    overload: str = "best_effort"
 
     def __post_init__(self) -> None:
         check_integer("max_num_seqs", self.max_num_seqs, 1, MAX_NUM_SEQS)
@@ -88,6 +93,8 @@ class SchedulerConfig:
             raise ConfigError(
                 f"admission={self.admission!r:.200}: use one of {', '.join(ADMISSIONS)}"
             )
+        if self.overload not in OVERLOADS:
+            raise ConfigError(f"overload={self.overload!r:.200}: use one of {', '.join(OVERLOADS)}")
         check_share("admission_quantile", self.admission_quantile)
         check_share("watermark", self.watermark)
         for name in ("max_num_waiting", "max_waiting_tokens"):

@@ -135,6 +135,18 @@ class CostModel:
         seconds = self.predict(num_tokens, 0, num_tokens * (prior + num_tokens / 2))
         return seconds if alone else seconds - float(self._fit.coefficients[0])
 
+    def prefill_seconds_each(self, num_tokens: Float64, prior: Float64) -> Float64:
+        """What each of [n] chunks adds to a step of its own: `prefill_seconds` for arrays."""
+        _, per_token, _, per_pair = self._fit.coefficients.tolist()
+        each: Float64 = per_token * num_tokens + per_pair * num_tokens * (prior + num_tokens / 2)
+        return each
+
+    def decode_seconds_each(self, num_tokens: Float64, prior: Float64) -> Float64:
+        """What [n] outputs of so many tokens add to the steps that draw them, one each."""
+        _, per_token, per_context, _ = self._fit.coefficients.tolist()
+        each: Float64 = num_tokens * (per_token + per_context * (prior + num_tokens / 2))
+        return each
+
     def recompute_seconds(self, num_tokens: int, prior: int = 0) -> float:
         """What computing the tokens after `prior` again adds to steps that run anyway."""
         return self.prefill_seconds(num_tokens, prior)

@@ -210,6 +210,20 @@ def _cut_short(entry: Decision, n: dict[str, Any]) -> str:
     )
 
 
+def _stand_back(entry: Decision, n: dict[str, Any]) -> str:
+    return (
+        f"stands back from step {entry.step} on: not all first tokens can come in time, and of "
+        f"its own {n['prefill']:.3f} s are left to compute in {n['spare']:.3f} s"
+    )
+
+
+def _come_back(entry: Decision, n: dict[str, Any]) -> str:
+    return (
+        f"takes its place again in step {entry.step}: its first token can come in time after all, "
+        f"in {n['spare']:.3f} s"
+    )
+
+
 def _message(entry: Decision, n: dict[str, Any]) -> str:
     return f"{entry.kind}: {n['message']}"
 
@@ -227,6 +241,8 @@ _WORDS = {
     "chunk": _chunk,
     "preempt": _preempt,
     "cut_short": _cut_short,
+    "stand_back": _stand_back,
+    "come_back": _come_back,
     "error": _message,
     "deadline": _message,
     "fail": _message,

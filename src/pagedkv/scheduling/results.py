@@ -12,11 +12,16 @@ from pagedkv.scheduling.step import Result, TokenLogprobs
 
 
 def take_result(
-    roster: Roster, flight: Batch, result: Result, config: SchedulerConfig, capacity: int
+    roster: Roster,
+    flight: Batch,
+    result: Result,
+    config: SchedulerConfig,
+    capacity: int,
+    now: float,
 ) -> list[Delta]:
     """Commits a step's tokens, and gives every request what it has brought.
 
-    capacity: tokens the pool holds of a sequence.
+    now: of the plan of the step. capacity: tokens the pool holds of a sequence.
     """
     deltas = _end_failed_rows(roster, flight, result)
     rows = [row for row in flight.rows if row.branch.open]
@@ -30,7 +35,7 @@ def take_result(
         deltas += take_scores(row.branch.request, row.start, scores)
     deltas += _take_draws(roster, flight, result, config, capacity)
     for row in rows:
-        _settle(roster, row.branch)
+        _settle(roster, row.branch, now)
     return deltas
 
 
@@ -74,11 +79,12 @@ def _take_draws(
     return deltas
 
 
-def _settle(roster: Roster, branch: Branch) -> None:
+def _settle(roster: Roster, branch: Branch, now: float) -> None:
     """After a step: drops ended samples, and forks where the samples part."""
     request = branch.request
     if not request.started and any(output.tokens for output in branch.members):
         request.started = True
+        request.first_token_at = now
         roster.awaiting_first_token.discard(request.order)
     roster.drop_ended(request)
     if branch.open and len(branch.members) > 1 and branch.computed == branch.known:

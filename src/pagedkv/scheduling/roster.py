@@ -90,6 +90,17 @@ class Roster:
         request.num_preemptions += 1
         self.num_preemptions += 1
 
+    def demote(self, request: Request, demoted: bool) -> None:
+        """Changes whether a request stands behind those that can be served in time."""
+        if request.branches:
+            self.running.remove(request)
+            request.demoted = demoted
+            bisect.insort(self.running, request, key=self.policy.key)
+        else:
+            self.waiting.remove(request)
+            request.demoted = demoted
+            self.waiting.push(request)
+
     def fork(self, branch: Branch, parts: Sequence[list[Output]]) -> None:
         """The branch goes on with the first of the parts, a fork of it with each other one."""
         request, (own, *others) = branch.request, parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from pagedkv.cache import BlockManager, SeqId
@@ -9,17 +10,20 @@ from pagedkv.errors import ConfigError, PagedKVError, RequestError
 from pagedkv.scheduling.admission import Admission, Demand, admission_demand, widen
 from pagedkv.scheduling.batch import Batch, Row, make_batch, prefill_limit, select_rows
 from pagedkv.scheduling.beams import start_search
+from pagedkv.scheduling.chunking import Decodes, step_budget
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.cost import CostModel, StepFeatures
 from pagedkv.scheduling.decisions import DecisionLog
 from pagedkv.scheduling.expiry import Expiry
 from pagedkv.scheduling.messages import Abort, Add, Delta
 from pagedkv.scheduling.namespaces import public_length
+from pagedkv.scheduling.overload import Overload
 from pagedkv.scheduling.policies import make_policy
 from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.results import take_result
 from pagedkv.scheduling.roster import Roster
 from pagedkv.scheduling.siblings import Leaders
+from pagedkv.scheduling.slack import first_due
 from pagedkv.scheduling.step import Result, Step
 from pagedkv.scheduling.tenants import TenantTable
 from pagedkv.scheduling.validate import check_queue, result_mismatch, validate_add
@@ -52,12 +56,13 @@ class Scheduler:
             )
         self.manager = manager
         self.config = config
+        self.cost = CostModel()
         self.log = DecisionLog(config.decision_log)
         tenants = TenantTable(config.tenants, config.default_tenant)
-        self._roster = Roster(manager, make_policy(config, tenants), self.log, tenants)
+        self._roster = Roster(manager, make_policy(config, tenants, self.cost), self.log, tenants)
         self._expiry = Expiry()
+        self.overload = Overload(config, self.cost, self._roster)
         self._admission = Admission(manager, config, self._roster.lengths)
-        self.cost = CostModel()
         self._flight: Batch | None = None
         self._deltas: list[Delta] = []  # decided, and not handed out yet
         self._draining = False
@@ -143,10 +148,16 @@ class Scheduler:
             self.manager.sanitizer.begin_step(self._num_steps)
         self.log.at(self._num_steps, now)
         self._deltas += self._expiry.end_expired(self._roster, now)
-        rows, budget, preempted = self._fit_running(now)
+        if self._roster.policy.aims_at_deadlines:
+            self._deltas += self.overload.review(now)
+        limit = self._step_limit(now)
+        rows, budget, preempted = self._fit_running(limit, now)
         if not preempted:
             budget = self._admit(rows, budget, now)
             widen(self.manager, rows, budget)
+        if limit < self.config.max_num_batched_tokens:
+            for row in rows:
+                row.limit = "slack" if row.limit == "budget" else row.limit
         if not rows:
             return None
         self._flight = make_batch(
@@ -171,7 +182,7 @@ class Scheduler:
         self._flight = None
         self._stamp = flight.stamp
         self.cost.observe(StepFeatures.of(flight.step), result.duration)
-        return take_result(self._roster, flight, result, self.config, self._capacity)
+        return take_result(self._roster, flight, result, self.config, self._capacity, now)
 
     def fail(self, message: str, now: float) -> list[Delta]:
         """The step in flight went wrong as a whole: its requests end, the others go on.
@@ -219,17 +230,26 @@ class Scheduler:
 
     # Planning
 
-    def _fit_running(self, now: float) -> tuple[list[Row], int, bool]:
+    def _step_limit(self, now: float) -> int:
+        """Tokens of the step, at most."""
+        limit = self.config.max_num_batched_tokens
+        if not self._roster.policy.aims_at_deadlines:
+            return limit
+        return step_budget(Decodes.of(self._roster.running, self.cost, now), self.cost, limit)
+
+    def _fit_running(self, limit: int, now: float) -> tuple[list[Row], int, bool]:
         """Rows of the running requests, victims chosen so that they fit in the pool.
 
         Returns (rows, tokens left of the budget, whether anyone was preempted).
         """
         roster = self._roster
         preempted = False
+
+        def most_tokens(request: Request, total: int) -> int:
+            return self._prefill_limit(request, total, now)
+
         while True:
-            rows, budget = select_rows(
-                roster.running, self.config.max_num_batched_tokens, roster.awaiting_first_token
-            )
+            rows, budget = select_rows(roster.running, limit, most_tokens)
             if self.manager.can_reserve([r.branch.seq for r in rows], [r.count for r in rows]):
                 return rows, budget, preempted
             if len(roster.running) > 1:
@@ -259,6 +279,28 @@ class Scheduler:
             available=available,
         )
 
+    def _spare(self, request: Request, now: float) -> float:
+        """Seconds until a request has to start, at most, if its first token is not to be late.
+
+        Less two steps: the one that it might wait for, and the one that draws the token.
+        """
+        if request.ttft_slo is None:
+            return math.inf
+        step = self.cost.predict(self.config.max_num_batched_tokens)
+        prefill = self.cost.prefill_seconds(len(request.prompt))
+        return first_due(request) - now - prefill - 2 * step
+
+    def _prefill_limit(self, request: Request, total: int, now: float) -> int:
+        """Most tokens that the request may prefill in a step of `total`."""
+        roster = self._roster
+        policy = roster.policy
+        if not policy.aims_at_deadlines:
+            return prefill_limit(request, total, roster.awaiting_first_token)
+        # In order, not in equal shares: these would make all first tokens late.
+        first = roster.next(now) or request
+        ahead = len(first.prompt) if policy.key(first) < policy.key(request) else 0
+        return max(1, total - ahead)
+
     def _admit(self, rows: list[Row], budget: int, now: float) -> int:
         """Starts waiting requests, in order, as long as each fits whole; adds their rows.
 
@@ -286,8 +328,8 @@ class Scheduler:
                 if request.total_blocks(self.manager.block_size) > self.manager.num_blocks:
                     self._deltas += roster.cut_short(request)
                     continue
-                demand = admission_demand(self.manager, request, leaders)
-                share = prefill_limit(request, total, roster.awaiting_first_token)
+                demand = admission_demand(self.manager, request, leaders, self._spare(request, now))
+                share = self._prefill_limit(request, total, now)
                 limit = min(budget, share)
                 short = self._admission.shortage(demand, passed, roster.running, rows, limit)
                 if short is not None:

@@ -15,9 +15,12 @@ from pagedkv.scheduling.step import Int32
 MAX_PASSINGS = 8
 
 
-def may_wait(request: Request) -> bool:
-    """Whether a request may be passed over once more, for another computes part of it."""
-    return request.num_passings < MAX_PASSINGS
+def may_wait(request: Request, spare: float) -> bool:
+    """Whether a request may be passed over once more, for another computes part of it.
+
+    spare: seconds that it can wait without its first token being late.
+    """
+    return request.num_passings < MAX_PASSINGS and spare > 0
 
 
 class Leaders:

@@ -7,18 +7,23 @@ from types import MappingProxyType
 
 from pagedkv.errors import ConfigError
 from pagedkv.scheduling.config import SchedulerConfig
+from pagedkv.scheduling.cost import CostModel
+from pagedkv.scheduling.policies.deadline import Deadline
 from pagedkv.scheduling.policies.fair import Fair
 from pagedkv.scheduling.policies.fcfs import Fcfs
 from pagedkv.scheduling.policies.interface import Policy
 from pagedkv.scheduling.policies.priority import Priority
 from pagedkv.scheduling.tenants import TenantTable
 
-POLICIES: Mapping[str, Callable[[SchedulerConfig, TenantTable], Policy]] = MappingProxyType(
-    {
-        "fcfs": lambda config, tenants: Fcfs(),
-        "priority": lambda config, tenants: Priority(config.ageing),
-        "fair": lambda config, tenants: Fair(tenants),
-    }
+POLICIES: Mapping[str, Callable[[SchedulerConfig, TenantTable, CostModel], Policy]] = (
+    MappingProxyType(
+        {
+            "fcfs": lambda config, tenants, cost: Fcfs(),
+            "priority": lambda config, tenants, cost: Priority(config.ageing),
+            "deadline": lambda config, tenants, cost: Deadline(config.ageing, cost),
+            "fair": lambda config, tenants, cost: Fair(tenants),
+        }
+    )
 )
 
 
@@ -28,7 +33,7 @@ def check_policy(name: object) -> None:
         raise ConfigError(f"policy={name!r:.200} is unknown: choose one of {sorted(POLICIES)}")
 
 
-def make_policy(config: SchedulerConfig, tenants: TenantTable) -> Policy:
+def make_policy(config: SchedulerConfig, tenants: TenantTable, cost: CostModel) -> Policy:
     """A fresh policy for one scheduler. ConfigError for a name that there is not."""
     check_policy(config.policy)
-    return POLICIES[config.policy](config, tenants)
+    return POLICIES[config.policy](config, tenants, cost)

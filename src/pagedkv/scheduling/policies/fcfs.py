@@ -11,6 +11,8 @@ from pagedkv.scheduling.request import Request
 class Fcfs:
     """By arrival, whoever the tenant. Policies that differ in a few points are made from it."""
 
+    aims_at_deadlines = False
+
     def key(self, request: Request) -> Key:
         """By arrival; `order` (the order of `add`) decides between equals."""
         return request.arrival, request.order

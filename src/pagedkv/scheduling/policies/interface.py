@@ -17,6 +17,11 @@ class Policy(Protocol):
     by `key`.
     """
 
+    @property
+    def aims_at_deadlines(self) -> bool:
+        """Whether chunks and what is given up depend on when tokens are due."""
+        ...
+
     def key(self, request: Request) -> Key:
         """Order of service: in its line, among the preempted, and among running prefills."""
         ...

@@ -63,6 +63,9 @@ def test_a_hole_too_small_refuses_and_compaction_moves() -> None:
     assert exact["tokens_moved"] == 0
     assert packed["refused_while_free_sufficed"] == 0
     assert packed["steps"] <= exact["steps"]
+    # Two steps with 8 of 16 slots free, in holes of 4.
+    assert exact["external_waste"] == pytest.approx(2 * 8 / (16 * exact["steps"]))
+    assert packed["external_waste"] == reports["paged"]["external_waste"] == 0
     assert reports["paged"]["refused_while_free_sufficed"] == 0
 
 
@@ -118,7 +121,7 @@ def test_compaction_is_counted_as_a_shortage() -> None:
 def test_a_history_stays_short_and_even() -> None:
     account = Account(100)
     for step in range(10_000):
-        account.note(step, 1, step, 10, [3, 5], refusing=False)
+        account.note(step, 1, step, 10, [3, 5])
     steps = [moment.step for moment in account.history]
     assert 512 <= len(steps) <= 1024
     assert len({b - a for a, b in itertools.pairwise(steps)}) == 1

@@ -47,6 +47,7 @@ class Account:
     reserved: int = 0
     refused: int = 0  # steps in which the first of the queue found no room
     refused_for_holes: int = 0  # of these, those in which the free slots would have sufficed
+    unusable: int = 0  # free slots of those steps
     live_refusing: int = 0  # live tokens of the steps in which it found none
     holes: int = 0
     largest_hole: int = 0
@@ -66,9 +67,13 @@ class Account:
         live: int,
         reserved: int,
         holes: Sequence[int],
-        refusing: bool,
+        refused: str | None = None,
     ) -> None:
-        """Adds a step. live, reserved, holes: in slots; refusing: the first in the queue waits."""
+        """Adds a step. live, reserved, holes: in slots.
+
+        refused: why the first of the queue found no room: "full", or "holes" if the free slots
+        would have sufficed; None: nobody was refused.
+        """
         largest = max(holes, default=0)
         if self.steps % self._stride == 0:
             self.history.append(Moment(step, live, reserved, len(holes), largest))
@@ -79,7 +84,12 @@ class Account:
         self.resident += resident
         self.peak = max(self.peak, resident)
         self.live += live
-        self.live_refusing += live if refusing else 0
+        if refused is not None:
+            self.refused += 1
+            self.live_refusing += live
+        if refused == "holes":
+            self.refused_for_holes += 1
+            self.unusable += self.num_slots - reserved
         self.reserved += reserved
         self.holes += len(holes)
         self.largest_hole += largest
@@ -93,7 +103,10 @@ class Account:
             "utilisation": self.live / slots,
             # Of the steps in which somebody waited for room; 0 if there were none.
             "utilisation_refusing": self.live_refusing / (self.num_slots * max(self.refused, 1)),
+            # Reserved and empty: for paging the tails of last blocks.
             "internal_waste": (self.reserved - self.live) / slots,
+            # Free, and refused to a request for which it would have sufficed.
+            "external_waste": self.unusable / slots,
             "refused_steps": self.refused,
             "refused_while_free_sufficed": self.refused_for_holes,
             "mean_holes": self.holes / steps,

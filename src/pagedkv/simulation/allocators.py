@@ -50,6 +50,10 @@ class Allocator(Protocol):
         """Sizes of the holes between extents, in slots."""
         ...
 
+    def has_room_in_holes(self, request: Resident) -> bool:
+        """Whether all free slots together would take a request that was not admitted."""
+        ...
+
 
 @dataclass(slots=True)
 class Paged:
@@ -115,6 +119,9 @@ class Paged:
     def holes(self) -> list[int]:
         return []  # any block fits any request: no hole is too small
 
+    def has_room_in_holes(self, request: Resident) -> bool:
+        return False
+
 
 @dataclass(slots=True)
 class Contiguous:
@@ -136,10 +143,7 @@ class Contiguous:
     def admit(self, request: Resident, account: Account) -> bool:
         size, extents = self.reservation(request), self._extents
         if not extents.allocate(request.key, size):
-            if extents.free_slots < size:
-                return False
-            if not self.compacting:
-                account.refused_for_holes += 1
+            if not self.compacting or extents.free_slots < size:
                 return False
             account.shortages += 1
             account.tokens_moved += sum(self._residents[key].tokens for key in extents.compact())
@@ -165,6 +169,9 @@ class Contiguous:
 
     def holes(self) -> list[int]:
         return self._extents.holes
+
+    def has_room_in_holes(self, request: Resident) -> bool:
+        return self._extents.free_slots >= self.reservation(request)
 
 
 def run_allocators(
@@ -247,8 +254,7 @@ def _run(waiting: deque[Resident], allocator: Allocator, account: Account, seats
     while waiting or running:
         if not running:
             now = max(now, waiting[0].arrival)
-        refused = account.refused
-        _admit(waiting, running, allocator, account, seats, now)
+        refused = _admit(waiting, running, allocator, account, seats, now)
         if not running:
             continue
         account.note(
@@ -257,7 +263,7 @@ def _run(waiting: deque[Resident], allocator: Allocator, account: Account, seats
             live=sum(request.tokens for request in running),
             reserved=sum(allocator.reserved(request) for request in running),
             holes=allocator.holes(),
-            refusing=account.refused > refused,
+            refused=refused,
         )
         now += 1
         _grow(waiting, running, allocator, account)
@@ -275,7 +281,8 @@ def _admit(
     account: Account,
     seats: int,
     now: int,
-) -> None:
+) -> str | None:
+    """Lets in whom there is room for. Returns why the next is refused, see `Account.note`."""
     while waiting and waiting[0].arrival <= now and len(running) < seats:
         request = waiting[0]
         if not allocator.fits_ever(request):
@@ -284,9 +291,9 @@ def _admit(
             request.start()
             running.append(request)
         else:
-            account.refused += 1
-            return
+            return "holes" if allocator.has_room_in_holes(request) else "full"
         waiting.popleft()
+    return None
 
 
 def _grow(

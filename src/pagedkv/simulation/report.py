@@ -69,7 +69,13 @@ def allocators_report(accounts: Mapping[str, Account], step_seconds: float) -> s
     for name, account in accounts.items():
         numbers = account.report()
         live, vain = numbers["utilisation"], numbers["internal_waste"]
-        shares[name] = {"live": live, "reserved in vain": vain, "not reserved": 1 - live - vain}
+        lost = numbers["external_waste"]
+        shares[name] = {
+            "live": live,
+            "reserved in vain": vain,
+            "lost in holes": lost,
+            "free": 1 - live - vain - lost,
+        }
         facts[name] = (
             f"{numbers['mean_resident']:.1f} resident, {numbers['steps']:,.0f} steps, "
             f"{numbers['refused_while_free_sufficed']:,.0f} refusals for holes, "
@@ -87,8 +93,8 @@ def allocators_report(accounts: Mapping[str, Account], step_seconds: float) -> s
         (
             "The pool",
             charts.bars(shares, "share of the slots, mean over steps"),
-            "Of slots that are not reserved a contiguous allocator can use those in large holes "
-            "alone.",
+            "Lost in holes: slots that were free, and would have sufficed for a request that was "
+            "refused.",
         )
     ]
     for heading, data, caption in (

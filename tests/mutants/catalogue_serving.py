@@ -96,7 +96,8 @@ MUTANTS = (
         ("admission arithmetic",),
         "scheduling/admission.py",
         "if counts != [row.count for row in rows] and manager.can_reserve(\n"
-        "        [row.branch.seq for row in rows], counts\n"
+        "        [row.branch.seq for row in (*rows, *loads)], "
+        "counts + [row.count for row in loads]\n"
         "    ):",
         "if True:",
         (_SCHEDULER + "a_prefill_is_not_widened_beyond_the_pool",),

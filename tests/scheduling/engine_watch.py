@@ -14,7 +14,7 @@ from engine_oracle import Sent
 from harness import Run
 
 from pagedkv.scheduling.messages import Delta
-from pagedkv.scheduling.request import Request
+from pagedkv.scheduling.request import Branch, Request
 from pagedkv.scheduling.step import Step
 
 Key = tuple[str, int]  # request, sample
@@ -61,17 +61,17 @@ class Watch:
             self.note_cut(request)
             return cut(request)
 
-        def noting_preempt(request: Request) -> None:
+        def noting_preempt(request: Request, *how) -> None:
             self.note_preempt(request)
-            preempt(request)
+            preempt(request, *how)
 
-        def noting_admit(rows, budget: int, now: float) -> int:
+        def noting_admit(rows, loads, budget: int, now: float) -> int:
             before = len(scheduler._roster.running)
-            left = admit(rows, budget, now)
+            left = admit(rows, loads, budget, now)
             self.note_admitted(len(scheduler._roster.running) > before, left)
             return left
 
-        def noting_start(request: Request, *rest) -> int:
+        def noting_start(request: Request, *rest) -> Branch:
             self.note_start(request)
             return start(request, *rest)
 

@@ -9,13 +9,16 @@ import numpy as np
 
 from pagedkv.cache import BlockManager
 from pagedkv.engine.core import EngineCore
-from pagedkv.engine.toy import ToyExecutor
+from pagedkv.engine.toy import ToyExecutor, payload_bytes
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Abort, Add, Delta, StepStats
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.scheduler import Scheduler
 from pagedkv.scheduling.step import Executor, Step, Ticket
+from pagedkv.scheduling.tiering import LowerTiers
+from pagedkv.tiers.interface import Tier
+from pagedkv.tiers.names import Namer
 
 VOCAB = 50
 
@@ -76,6 +79,7 @@ class Run:
         errors_ok: bool = False,
         sanitize: bool = False,
         public_prefixes: tuple[tuple[int, ...], ...] = (),
+        tier: Tier | None = None,
         **settings,
     ) -> None:
         self.manager = BlockManager(
@@ -88,8 +92,12 @@ class Run:
         config = SchedulerConfig(
             max_num_seqs, budget, max_model_len, eos, VOCAB, public_prefixes, **settings
         )
-        self.scheduler = Scheduler(self.manager, config)
-        self.toy = executor or ToyExecutor(num_blocks, block_size, VOCAB)
+        self.tier = tier
+        lower = None
+        if tier is not None:
+            lower = LowerTiers(tier, Namer(b"toy"), payload_bytes(block_size))
+        self.scheduler = Scheduler(self.manager, config, lower)
+        self.toy = executor or ToyExecutor(num_blocks, block_size, VOCAB, tier=tier)
         self.toy.sanitizer = self.manager.sanitizer
         self.recorder = Recorder(self.toy, self.scheduler)
         self.core = EngineCore(self.scheduler, self.recorder)
@@ -191,7 +199,7 @@ class Run:
             for branch in request.branches:
                 open_seqs.append(branch.seq)
                 assert branch.computed == manager.length(branch.seq)
-                slots = manager.tables([branch.seq]).slots()
+                slots = manager.tables([branch.seq]).slots()[: branch.computed]
                 assert self.toy.written[slots].all()
                 assert self.toy.tokens[slots].tolist() == branch.tokens(0, branch.computed)
         assert len(open_seqs) == manager.num_open_sequences
@@ -201,7 +209,8 @@ class Run:
 
     def check_idle(self) -> None:
         self.check()
-        assert len(self.scheduler) == 0
+        assert len(self.scheduler) == 0 and not self.scheduler.has_work
+        assert self.manager.num_draining_blocks == 0
         stats = self.scheduler.stats
         assert (stats.num_running, stats.num_waiting) == (0, 0)
         assert self.manager.num_held_blocks == 0

@@ -52,7 +52,10 @@ def test_the_newest_yields_and_the_oldest_is_never_sent_back() -> None:
     run = Run(6, 1, max_num_seqs=3, prefix_caching=False)
     victims = []
     preempt = run.scheduler._roster.preempt
-    run.scheduler._roster.preempt = lambda request: (victims.append(request.id), preempt(request))
+    run.scheduler._roster.preempt = lambda request, *how: (
+        victims.append(request.id),
+        preempt(request, *how),
+    )
     for name in ("old", "middle", "new"):
         run.add(name, [ord(name[0]) % 50], max_tokens=4)
     run.finish()

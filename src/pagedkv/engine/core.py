@@ -63,7 +63,7 @@ class EngineCore:
 
     def has_unfinished(self) -> bool:
         """Whether a `step` has anything to do or to hand out."""
-        return bool(self._deltas) or len(self.scheduler) > 0 or not self._messages.empty()
+        return bool(self._deltas) or self.scheduler.has_work or not self._messages.empty()
 
     def step(self, now: float) -> tuple[list[Delta], StepStats | None]:
         """Runs one iteration; `now` in seconds.
@@ -78,7 +78,7 @@ class EngineCore:
         finally:
             self._deltas += self.scheduler.take_deltas()
         sanitizer = self.scheduler.manager.sanitizer
-        if sanitizer is not None and not len(self.scheduler):
+        if sanitizer is not None and not self.scheduler.has_work:
             sanitizer.check_idle()
         deltas, self._deltas = self._deltas, []
         self._release_ids(deltas)
@@ -165,8 +165,9 @@ class EngineCore:
         slots_unshared = blocks_unshared = 0
         for seq, samples in scheduler.sharers.items():
             if seq not in lengths:
-                lengths[seq] = manager.length(seq)
-                tails[int(manager.block_table(seq)[-1])] = (lengths[seq] - 1) % size + 1
+                lengths[seq] = int(manager.tables([seq]).lengths[0])  # with what is being loaded
+                tail = int(manager.block_table(seq)[-1])
+                tails[tail] = max(tails.get(tail, 0), (lengths[seq] - 1) % size + 1)
             slots_unshared += samples * lengths[seq]
             blocks_unshared += samples * -(-lengths[seq] // size)
         copies = Counter(step.copies[:, 0].tolist())

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from pagedkv.attention.interface import AttentionBackend, AttentionBatch, Plan
 from pagedkv.engine.sampler import Draw, draw_all, log_softmax, score_token
+from pagedkv.engine.transfers import Mover
 from pagedkv.models.decoder import Decoder
-from pagedkv.scheduling.step import Float32, PromptScore, Result, Step, TableMirror, Ticket
+from pagedkv.scheduling.step import (
+    Float32,
+    Int32,
+    PromptScore,
+    Result,
+    Step,
+    TableMirror,
+    Ticket,
+)
 from pagedkv.scheduling.step import TokenLogprobs as Scored
+from pagedkv.tiers.interface import Tier, UInt8
 
+_NOTHING = Result(np.zeros(0, np.int32), np.zeros(1, np.int32), np.zeros(0, np.int32))
 # Rows whose log-softmax is computed at a time: bounds the float64 scratch, not the result.
 _SCORE_ROWS = 32
 
@@ -24,10 +36,14 @@ class ModelExecutor:
     `submit` takes the changed table rows at once, so that they are not lost if the step fails;
     `collect` does the work and raises whatever made the step as a whole fail. A step that was
     never collected, as after an interrupt, is dropped by the next `submit`.
+    tier: the uppermost one below the device; None for none.
     """
 
-    def __init__(self, decoder: Decoder, backend: AttentionBackend) -> None:
+    def __init__(
+        self, decoder: Decoder, backend: AttentionBackend, tier: Tier | None = None
+    ) -> None:
         self._decoder, self._backend = decoder, backend
+        self._mover = None if tier is None else Mover(_Payloads(backend), tier)
         self._mirror = TableMirror()
         self._pending: tuple[Step, AttentionBatch] | None = None
 
@@ -44,18 +60,22 @@ class ModelExecutor:
         if self._pending is None or self._pending[0].index != ticket:
             raise RuntimeError(f"step {ticket} is not in flight")
         (step, batch), self._pending = self._pending, None
+        transfers = () if self._mover is None else self._mover.store(step)
+        if len(step.copies):
+            self._backend.copy_blocks(step.copies)
+        if self._mover is not None:
+            transfers += self._mover.load(step)
+        if not step.num_tokens:
+            return replace(_NOTHING, transfers=transfers)
         start = time.perf_counter()
-        plan = self._plan(step, batch)
+        plan = self._backend.plan(batch)
         logits, index = self._forward(step, plan)
         draws = draw_all(logits, [index[r] for r in _last_tokens(step)], step.samples)
         scores = tuple(_score_prompt(step, score, logits, index) for score in step.prompt_scores)
         duration = time.perf_counter() - start
-        return _result(step, draws, scores, duration, plan.num_shared_spans)
-
-    def _plan(self, step: Step, batch: AttentionBatch) -> Plan:
-        if len(step.copies):
-            self._backend.copy_blocks(step.copies)
-        return self._backend.plan(batch)
+        return replace(
+            _result(step, draws, scores, duration, plan.num_shared_spans), transfers=transfers
+        )
 
     def _forward(self, step: Step, plan: Plan) -> tuple[torch.Tensor, dict[int, int]]:
         """Logits of the tokens that are sampled or scored, and the row of each of them."""
@@ -68,6 +88,24 @@ class ModelExecutor:
             torch.tensor(wanted, dtype=torch.int64),
         )
         return logits, {token: row for row, token in enumerate(wanted)}
+
+
+class _Payloads:
+    """The blocks of an attention backend as bytes, in the canonical layout."""
+
+    def __init__(self, backend: AttentionBackend) -> None:
+        self._backend = backend
+
+    def read(self, blocks: Int32) -> UInt8:
+        data = self._backend.read_blocks(blocks).cpu().contiguous().view(torch.uint8)
+        payloads: UInt8 = data.numpy().reshape(len(blocks), -1)
+        return payloads
+
+    def write(self, blocks: Int32, data: UInt8) -> None:
+        spec = self._backend.spec
+        shape = (spec.num_layers, 2, spec.block_size, spec.num_kv_heads, spec.head_dim)
+        values = torch.from_numpy(data).view(spec.dtype).reshape(len(blocks), *shape)
+        self._backend.write_blocks(blocks, values)
 
 
 def _starts(step: Step) -> list[int]:

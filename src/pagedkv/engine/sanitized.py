@@ -92,7 +92,9 @@ class SanitizedBackend:
 
     def write_blocks(self, ids: npt.NDArray[np.int32], data: torch.Tensor) -> None:
         self._settle()
-        self._sanitizer.check_blocks(ids)
+        self._sanitizer.check_fills(ids)
+        for block in ids.tolist():
+            self._seals.pop(block, None)
         self._inner.write_blocks(ids, data)
 
     # ---- between the steps --------------------------------------------------------------------

@@ -9,11 +9,13 @@ Logits are a function of the last fingerprint: the next token depends on every e
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from pagedkv.cache.sanitizer import Sanitizer
+from pagedkv.engine.transfers import Mover
 from pagedkv.errors import PagedKVError
 from pagedkv.scheduling.step import (
     Float32,
@@ -26,6 +28,7 @@ from pagedkv.scheduling.step import (
     Ticket,
     TokenLogprobs,
 )
+from pagedkv.tiers.interface import Tier, UInt8
 
 UInt64 = npt.NDArray[np.uint64]
 
@@ -48,6 +51,11 @@ def chain(before: UInt64, tokens: Int32, positions: Int64) -> UInt64:
     return mix(before ^ mix(here))
 
 
+def payload_bytes(block_size: int) -> int:
+    """Bytes of a block of the toy model: token, fingerprint and whether it is written, a slot."""
+    return block_size * 13
+
+
 class ToyExecutor:
     """An Executor over `num_blocks` blocks of `block_size` slots, in plain numpy.
 
@@ -55,6 +63,7 @@ class ToyExecutor:
     eos_token_id is drawn when the drawn token's position is in `eos_positions`; apart from that
     it is a token like any other.
     sanitizer: of the block manager, if it has one: told of every copy, write and read.
+    tier: the uppermost one below the device, of blocks of `payload_bytes(block_size)`.
     """
 
     def __init__(
@@ -66,8 +75,10 @@ class ToyExecutor:
         eos_token_id: int = 0,
         eos_positions: Collection[int] = (),
         sanitizer: Sanitizer | None = None,
+        tier: Tier | None = None,
     ) -> None:
         self.sanitizer = sanitizer
+        self._mover = None if tier is None else Mover(self, tier)
         self.block_size, self.vocab_size = block_size, vocab_size
         self.eos_token_id, self.eos_positions = eos_token_id, frozenset(eos_positions)
         self._root = mix(np.array([weights], np.uint64))
@@ -99,15 +110,43 @@ class ToyExecutor:
         tables = self._mirror.apply(step)
         if self.sanitizer is not None:
             self.sanitizer.check_copies(step.copies)
+        transfers = () if self._mover is None else self._mover.store(step)
+        self._copy(step.copies)
+        if self._mover is not None:
+            loaded = {load.seq for load in step.loads}
+            self._seen = {row: seen for row, seen in self._seen.items() if seen[0] not in loaded}
+            transfers += self._mover.load(step)
+        if self.sanitizer is not None:
             self.sanitizer.check_writes(step.seqs, step.query_lens, step.slots)
             self.sanitizer.check_reads(step.seqs, step.context_lens, tables)
-        self._copy(step.copies)
         slots = [self._visible(step, tables, i) for i in range(len(step.seqs))]
         self._check_writes(step, slots)
         for i in range(len(step.seqs)):
             self._clear_new_blocks(step, i, slots[i])
         prints = [self._attend(step, i, slots[i]) for i in range(len(step.seqs))]
-        return self._answer(step, prints)
+        return replace(self._answer(step, prints), transfers=transfers)
+
+    def read(self, blocks: Int32) -> UInt8:
+        """Payloads of whole blocks, unwritten slots included."""
+        if self.sanitizer is not None:
+            self.sanitizer.check_blocks(blocks)
+        size = self.block_size
+        parts = [
+            array.reshape(-1, size)[blocks].view(np.uint8).reshape(len(blocks), -1)
+            for array in (self.tokens, self.prints, self.written)
+        ]
+        return np.concatenate(parts, axis=1)
+
+    def write(self, blocks: Int32, data: UInt8) -> None:
+        """Whole blocks from their payloads."""
+        if self.sanitizer is not None:
+            self.sanitizer.check_fills(blocks)
+        at, size = 0, self.block_size
+        for array in (self.tokens, self.prints, self.written):
+            width = size * array.itemsize
+            part = np.ascontiguousarray(data[:, at : at + width])
+            array.reshape(-1, size)[blocks] = part.view(array.dtype)
+            at += width
 
     def _copy(self, copies: Int32) -> None:
         """Copies filled slots; what else stood in the destinations is gone."""
@@ -135,8 +174,9 @@ class ToyExecutor:
 
     def _check_writes(self, step: Step, slots: list[Int64]) -> None:
         """Every slot is written once, by the row whose table it is in, and seen by no other row."""
+        none = np.zeros(0, np.int64)
         expected = [s[-n:] for s, n in zip(slots, step.query_lens.tolist(), strict=True)]
-        if not np.array_equal(np.concatenate(expected), step.slots):
+        if not np.array_equal(np.concatenate([none, *expected]), step.slots):
             raise ToyError(f"step {step.index}: slots and block tables disagree")
         if len(np.unique(step.slots)) < len(step.slots):
             raise ToyError(f"step {step.index}: a slot is written twice")

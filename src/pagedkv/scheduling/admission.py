@@ -122,19 +122,20 @@ class Admission:
     def _promised(self, running: Sequence[Request]) -> int:
         """Blocks that the known tokens of the running requests still need."""
         branches = [branch for request in running for branch in request.branches]
-        needed = self._manager.demand(
-            [b.seq for b in branches], [b.known - b.computed for b in branches]
-        )
-        return needed + sum(
-            b.request.own_blocks(b.members, self._manager.block_size) for b in branches
-        )
+        ready = [b for b in branches if not b.loading]
+        size = self._manager.block_size
+        needed = self._manager.demand([b.seq for b in ready], [b.known - b.computed for b in ready])
+        # What a load brings is reserved already.
+        loading = [b for b in branches if b.loading]
+        needed += sum(-(-b.known // size) - -(-(b.computed + b.loading) // size) for b in loading)
+        return needed + sum(b.request.own_blocks(b.members, size) for b in branches)
 
 
-def widen(manager: BlockManager, rows: Sequence[Row], spare: int) -> None:
+def widen(manager: BlockManager, rows: Sequence[Row], loads: Sequence[Row], spare: int) -> None:
     """Gives `spare` tokens of the budget back to prefills that left them to requests that wait.
 
     These could not use them: they wait for what a prefill computes, or do not fit. In order, and
-    only if all of the longer rows fit in the pool.
+    only if all of the longer rows fit in the pool, beside what is loaded.
     """
     counts = []
     for row in rows:
@@ -142,7 +143,7 @@ def widen(manager: BlockManager, rows: Sequence[Row], spare: int) -> None:
         counts.append(row.count + more)
         spare -= more
     if counts != [row.count for row in rows] and manager.can_reserve(
-        [row.branch.seq for row in rows], counts
+        [row.branch.seq for row in (*rows, *loads)], counts + [row.count for row in loads]
     ):
         for row, count in zip(rows, counts, strict=True):
             row.count = count

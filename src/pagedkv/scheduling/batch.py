@@ -9,15 +9,15 @@ from itertools import chain
 
 import numpy as np
 
-from pagedkv.cache import BlockManager
+from pagedkv.cache import BlockManager, Reservation
 from pagedkv.scheduling.ending import ending_tokens
 from pagedkv.scheduling.request import Branch, Output, Request
-from pagedkv.scheduling.step import PromptScore, Sample, Step
+from pagedkv.scheduling.step import PromptScore, Sample, Step, Transfer
 
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """`count` tokens of one branch, from position `start` on.
+    """`count` tokens of one branch, from position `start` on, to be computed or to be loaded.
 
     limit: why they are fewer than could be computed; "" if they are not.
     """
@@ -108,13 +108,19 @@ def prefill_limit(request: Request, budget: int, awaiting: AbstractSet[int]) -> 
 
 
 def make_batch(
-    manager: BlockManager, index: int, rows: list[Row], since: int, eos: tuple[int, ...]
+    manager: BlockManager,
+    index: int,
+    rows: list[Row],
+    reservation: Reservation,
+    since: int,
+    eos: tuple[int, ...],
+    stores: tuple[Transfer, ...] = (),
+    loads: tuple[Transfer, ...] = (),
 ) -> Batch:
-    """Reserves the slots of all rows (one `reserve`) and lays the Step out."""
+    """Lays the Step out. reservation: of the rows first, then of what is loaded."""
     seqs = [row.branch.seq for row in rows]
     counts = np.array([row.count for row in rows], np.int32)
     starts = np.array([row.start for row in rows], np.int32)
-    reservation = manager.reserve(seqs, counts.astype(np.int64))
     firsts = np.cumsum(counts) - counts
     changed = manager.changed_rows(since)
     draws = [row.draws for row in rows]
@@ -130,7 +136,7 @@ def make_batch(
         context_lens=starts + counts,
         tokens=np.fromiter(tokens, np.int32, int(counts.sum())),
         positions=np.arange(counts.sum(), dtype=np.int32) + np.repeat(starts - firsts, counts),
-        slots=reservation.slots,
+        slots=reservation.slots[: counts.sum()],
         copies=reservation.copies,
         changed_rows=changed,
         changed_tables=manager.padded_rows(changed),
@@ -138,6 +144,8 @@ def make_batch(
             _sample(i, row.branch, output, eos) for i, row in enumerate(rows) for output in draws[i]
         ),
         prompt_scores=tuple(_prompt_score(i, row) for i, row in enumerate(rows) if row.scores),
+        stores=stores,
+        loads=loads,
     )
     return Batch(step, rows, draws, scored, manager.stamp())
 

@@ -12,6 +12,7 @@ from pagedkv.scheduling.beams import BeamSearch, common_length, split, tree_bloc
 from pagedkv.scheduling.messages import Add
 from pagedkv.scheduling.namespaces import namespace_bytes
 from pagedkv.scheduling.step import Int32
+from pagedkv.tiers.names import BlockName
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +41,10 @@ class Branch:
 
         [0, computed)       committed: computed == manager.length(seq)
         [computed, known)   still to be computed; a token is drawn where a step reaches `known`
+
+    below: [start, stop) of blocks that a lower tier has, in order; they are loaded when the branch
+    gets there. loading: tokens that a load is about to bring behind `computed`; nothing else is
+    planned until it ends.
     """
 
     request: Request
@@ -48,6 +53,9 @@ class Branch:
     computed: int
     open: bool = True
     common: int = field(init=False)  # output tokens that it computes for several members
+    names: list[BlockName] = field(default_factory=list)  # of its first blocks, as far as needed
+    below: list[tuple[int, int]] = field(default_factory=list)
+    loading: int = 0
 
     def __post_init__(self) -> None:
         self.carry(self.members)
@@ -74,8 +82,13 @@ class Branch:
 
         Beams are compared when all of them have drawn: the last token waits for the others.
         """
+        if self.loading:
+            return 0
         waits = len(self.members) == 1 and self.request.is_gathering
-        return self.known - self.computed - waits
+        end = self.known - waits
+        return (
+            min(end, max(self.computed, self.below[0][0])) if self.below else end
+        ) - self.computed
 
     @property
     def draws(self) -> bool:
@@ -141,6 +154,7 @@ class Request:
         self.num_cached_tokens = 0  # prefix hits of the first admission
         self.num_prefilled = 0  # most prompt tokens that were ever there
         self.num_scored = 0  # prompt log-probabilities reported so far
+        self.swapped = 0  # tokens whose K/V were sent to a lower tier at the last preemption
 
     @property
     def live(self) -> list[Output]:

@@ -31,6 +31,9 @@ def take_result(
     )
     for row in rows:
         row.branch.compute(row.count)
+    if roster.tiering is not None:
+        roster.tiering.take(result)
+        roster.tiering.note_filled(rows)
     for row, scores in zip(flight.scored, result.prompt_logprobs, strict=True):
         deltas += take_scores(row.branch.request, row.start, scores)
     deltas += _take_draws(roster, flight, result, config, capacity)

@@ -15,19 +15,27 @@ from pagedkv.scheduling.queue import WaitingQueue
 from pagedkv.scheduling.report import conclude_search, end_outputs
 from pagedkv.scheduling.request import Branch, Output, Request
 from pagedkv.scheduling.tenants import TenantTable, check_quota
+from pagedkv.scheduling.tiering import Tiering
 
 
 class Roster:
     """Every request is in `requests`, and either waits or runs.
 
     running: by the policy's key. awaiting_first_token: `Request.order` of all who wait for their
-    first token; not iterated. lengths: of the outputs that have ended.
+    first token; not iterated. lengths: of the outputs that have ended. tiering: None without a tier
+    below the device.
     """
 
     def __init__(
-        self, manager: BlockManager, policy: Policy, log: DecisionLog, tenants: TenantTable
+        self,
+        manager: BlockManager,
+        policy: Policy,
+        log: DecisionLog,
+        tenants: TenantTable,
+        tiering: Tiering | None = None,
     ) -> None:
-        self.manager, self.policy, self.log, self.tenants = manager, policy, log, tenants
+        self.manager, self.policy, self.log = manager, policy, log
+        self.tenants, self.tiering = tenants, tiering
         self.requests: dict[str, Request] = {}
         self.waiting = WaitingQueue(policy)
         self.running: list[Request] = []
@@ -82,8 +90,14 @@ class Roster:
         bisect.insort(self.running, request, key=self.policy.key)
         return branch
 
-    def preempt(self, request: Request) -> None:
-        """Back to the waiting queue. Its blocks go; the prefix cache may still have them later."""
+    def preempt(self, request: Request, swap: bool = False) -> None:
+        """Back to the waiting queue. Its blocks go; the prefix cache may still have them later.
+
+        swap: what it would have to compute again is stored below first.
+        """
+        request.swapped = 0
+        if swap and self.tiering is not None:
+            self.tiering.swap_out(request)
         self.close(request.branches)
         self.running.remove(request)
         self.waiting.push(request)
@@ -107,7 +121,7 @@ class Roster:
         branch.carry(own)
         forks = self.manager.fork(branch.seq, len(others))
         request.branches += [
-            Branch(request, seq, members, branch.computed)
+            Branch(request, seq, members, branch.computed, names=list(branch.names))
             for seq, members in zip(forks, others, strict=True)
         ]
 
@@ -165,7 +179,8 @@ class Roster:
         for branch in list(branches):
             branch.open = False
             branch.request.branches.remove(branch)
-            self.manager.close(branch.seq)
+            if self.tiering is None or not self.tiering.closes(branch):
+                self.manager.close(branch.seq)
 
     def _end_started(self, tenant: str | None) -> None:
         was_full = tenant in self._full_tenants()

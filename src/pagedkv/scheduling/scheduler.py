@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from pagedkv.cache import BlockManager, SeqId
 from pagedkv.errors import ConfigError, PagedKVError, RequestError
 from pagedkv.scheduling.admission import Admission, Demand, admission_demand, widen
@@ -19,13 +21,15 @@ from pagedkv.scheduling.messages import Abort, Add, Delta
 from pagedkv.scheduling.namespaces import public_length
 from pagedkv.scheduling.overload import Overload
 from pagedkv.scheduling.policies import make_policy
-from pagedkv.scheduling.request import Request
+from pagedkv.scheduling.recovery import SWAP
+from pagedkv.scheduling.request import Branch, Request
 from pagedkv.scheduling.results import take_result
 from pagedkv.scheduling.roster import Roster
 from pagedkv.scheduling.siblings import Leaders
 from pagedkv.scheduling.slack import first_due
 from pagedkv.scheduling.step import Result, Step
 from pagedkv.scheduling.tenants import TenantTable
+from pagedkv.scheduling.tiering import LowerTiers, Tiering
 from pagedkv.scheduling.validate import check_queue, result_mismatch, validate_add
 from pagedkv.scheduling.victims import choose_victim
 
@@ -48,7 +52,9 @@ class Scheduler:
     `cost`: what steps take, as their Results have reported.
     """
 
-    def __init__(self, manager: BlockManager, config: SchedulerConfig) -> None:
+    def __init__(
+        self, manager: BlockManager, config: SchedulerConfig, lower: LowerTiers | None = None
+    ) -> None:
         if manager.max_seqs < config.seats:
             raise ConfigError(
                 f"max_num_seqs={config.max_num_seqs} lets {config.seats} sequences run at once and "
@@ -56,10 +62,12 @@ class Scheduler:
             )
         self.manager = manager
         self.config = config
-        self.cost = CostModel()
         self.log = DecisionLog(config.decision_log)
+        self.cost = CostModel()
+        self.tiering = None if lower is None else Tiering(manager, lower, self.cost)
         tenants = TenantTable(config.tenants, config.default_tenant)
-        self._roster = Roster(manager, make_policy(config, tenants, self.cost), self.log, tenants)
+        policy = make_policy(config, tenants, self.cost)
+        self._roster = Roster(manager, policy, self.log, tenants, self.tiering)
         self._expiry = Expiry()
         self.overload = Overload(config, self.cost, self._roster)
         self._admission = Admission(manager, config, self._roster.lengths)
@@ -151,17 +159,29 @@ class Scheduler:
         if self._roster.policy.aims_at_deadlines:
             self._deltas += self.overload.review(now)
         limit = self._step_limit(now)
-        rows, budget, preempted = self._fit_running(limit, now)
-        if not preempted:
-            budget = self._admit(rows, budget, now)
-            widen(self.manager, rows, budget)
+        rows, loads, budget, short = self._fit_running(limit, now)
+        if not short:
+            budget = self._admit(rows, loads, budget, now)
+            widen(self.manager, rows, loads, budget)
         if limit < self.config.max_num_batched_tokens:
             for row in rows:
                 row.limit = "slack" if row.limit == "budget" else row.limit
-        if not rows:
+        if not rows and not loads and not self._transfers:
             return None
+        everything = [*rows, *loads]
+        reservation = self.manager.reserve(
+            [row.branch.seq for row in everything],
+            np.array([row.count for row in everything], np.int64),
+        )
         self._flight = make_batch(
-            self.manager, self._num_steps, rows, self._stamp, self.config.eos_token_ids
+            self.manager,
+            self._num_steps,
+            rows,
+            reservation,
+            self._stamp,
+            self.config.eos_token_ids,
+            stores=() if self.tiering is None else self.tiering.store(),
+            loads=() if self.tiering is None else tuple(map(self.tiering.load, loads)),
         )
         self.log.planned(self._flight.step, rows, self._roster.running)
         self._num_steps += 1
@@ -177,6 +197,8 @@ class Scheduler:
         flight = self._in_flight()
         self.log.at(flight.step.index, now)
         mismatch = result_mismatch(flight.step, result, self.config.vocab_size)
+        if not mismatch and self.tiering is not None:
+            mismatch = self.tiering.mismatch(result)
         if mismatch:
             return self.fail(mismatch, now)
         self._flight = None
@@ -195,6 +217,8 @@ class Scheduler:
         self.log.at(flight.step.index, now)
         self.log.note("fail", message=message)
         self.manager.cancel([row.branch.seq for row in flight.rows if row.branch.open])
+        if self.tiering is not None:
+            self.tiering.forget()
         for row in flight.rows:
             request = row.branch.request
             self._deltas += self._roster.end(request, request.live, "error", message)
@@ -221,6 +245,15 @@ class Scheduler:
         """For each open sequence the number of live samples that have it in common."""
         return {branch.seq: len(branch.members) for branch in self._roster.branches}
 
+    @property
+    def has_work(self) -> bool:
+        """Whether a step has something to do: for a request, or for a transfer."""
+        return len(self) > 0 or self._transfers
+
+    @property
+    def _transfers(self) -> bool:
+        return self.tiering is not None and self.tiering.busy
+
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._roster.requests
 
@@ -237,35 +270,51 @@ class Scheduler:
             return limit
         return step_budget(Decodes.of(self._roster.running, self.cost, now), self.cost, limit)
 
-    def _fit_running(self, limit: int, now: float) -> tuple[list[Row], int, bool]:
+    def _fit_running(self, limit: int, now: float) -> tuple[list[Row], list[Row], int, bool]:
         """Rows of the running requests, victims chosen so that they fit in the pool.
 
-        Returns (rows, tokens left of the budget, whether anyone was preempted).
+        Returns (rows, loads, tokens left of the budget, whether the pool was short).
         """
-        roster = self._roster
-        preempted = False
+        roster, tiering = self._roster, self.tiering
+        short = False
 
         def most_tokens(request: Request, total: int) -> int:
             return self._prefill_limit(request, total, now)
 
         while True:
             rows, budget = select_rows(roster.running, limit, most_tokens)
-            if self.manager.can_reserve([r.branch.seq for r in rows], [r.count for r in rows]):
-                return rows, budget, preempted
+            loads = [] if tiering is None else tiering.due(roster.branches)
+            if self._fits([*rows, *loads]):
+                return rows, loads, budget, short
+            if tiering is not None and tiering.abandon():
+                continue
+            short = True
+            if self.manager.num_draining_blocks:
+                # What a victim leaves is on its way out: who comes last waits for it.
+                last = loads or rows
+                while last and not self._fits([*rows, *loads]):
+                    last.pop()
+                    last = loads or rows
+                return rows, loads, 0, short
             if len(roster.running) > 1:
-                self._preempt(rows, now)
-                preempted = True
+                self._preempt([*rows, *loads], now)
             else:
                 self._deltas += roster.cut_short(roster.running[0])
+
+    def _fits(self, rows: list[Row]) -> bool:
+        return self.manager.can_reserve([r.branch.seq for r in rows], [r.count for r in rows])
 
     def _preempt(self, rows: list[Row], now: float) -> None:
         """Takes the blocks of one request for the rows of the others."""
         manager = self.manager
+        block_bytes = None if self.tiering is None else self.tiering.block_bytes
         available = manager.num_free_blocks + manager.num_cached_blocks
         demand = manager.demand([r.branch.seq for r in rows], [r.count for r in rows])
-        request, recovery = choose_victim(self._roster, demand - available, self.cost, now)
+        request, recovery = choose_victim(
+            self._roster, demand - available, self.cost, now, block_bytes
+        )
         computed = request.num_computed
-        self._roster.preempt(request)
+        self._roster.preempt(request, recovery.kind == SWAP)
         self.log.note(
             "preempt",
             request.id,
@@ -301,7 +350,7 @@ class Scheduler:
         ahead = len(first.prompt) if policy.key(first) < policy.key(request) else 0
         return max(1, total - ahead)
 
-    def _admit(self, rows: list[Row], budget: int, now: float) -> int:
+    def _admit(self, rows: list[Row], loads: list[Row], budget: int, now: float) -> int:
         """Starts waiting requests, in order, as long as each fits whole; adds their rows.
 
         Returns what is left of the budget.
@@ -331,7 +380,9 @@ class Scheduler:
                 demand = admission_demand(self.manager, request, leaders, self._spare(request, now))
                 share = self._prefill_limit(request, total, now)
                 limit = min(budget, share)
-                short = self._admission.shortage(demand, passed, roster.running, rows, limit)
+                short = self._admission.shortage(
+                    demand, passed, roster.running, [*rows, *loads], limit
+                )
                 if short is not None:
                     self._log_wait(request, short.reason, demand=demand.blocks, **short._asdict())
                     break
@@ -340,14 +391,30 @@ class Scheduler:
                     passed.append(demand)
                     waiting.remove(request)
                     seats += len(request.live)
-                else:
-                    budget -= self._start(request, demand.blocks, rows, (budget, share), now)
-                    leaders.add(rows[-1])
+                    continue
+                branch = self._start(request, demand.blocks, now)
+                if branch.below and branch.below[0][0] <= branch.computed:
+                    self._load(branch, rows, loads)
+                    continue
+                row = Row(branch, branch.computed, branch.pending)
+                row.cut(budget, share)
+                budget -= row.count
+                rows.append(row)
+                leaders.add(row)
         finally:
             for demand in passed:
                 demand.request.num_passings += 1
                 waiting.push(demand.request)
         return budget
+
+    def _load(self, branch: Branch, rows: list[Row], loads: list[Row]) -> None:
+        """Adds the load to which a branch has come, as far as it fits in the pool now."""
+        size = self.manager.block_size
+        for load in [] if self.tiering is None else self.tiering.due([branch]):
+            while load.count > 0 and not self._fits([*rows, *loads, load]):
+                load.count = (load.start + load.count - 1) // size * size - load.start
+            if load.count > 0:
+                loads.append(load)
 
     def _log_wait(self, request: Request, reason: str, **numbers: object) -> None:
         """The request was first in line and is not admitted."""
@@ -364,28 +431,26 @@ class Scheduler:
             "waiting": len(self._roster.waiting),
         }
 
-    def _start(
-        self, request: Request, demand: int, rows: list[Row], limits: tuple[int, int], now: float
-    ) -> int:
-        """Opens the request's common part and plans its first chunk; returns the chunk's size."""
+    def _start(self, request: Request, demand: int, now: float) -> Branch:
+        """Opens the request's common part."""
         pool, again = self._pool(), request.admitted
         common = request.common_tokens()
         lookup = request.lookup_tokens(common)
         seq = self.manager.open(lookup, request.namespace, request.public)
         branch = self._roster.start(request, seq, now)
+        if self.tiering is not None:
+            self.tiering.find(branch, lookup)
         self.log.note(
             "admit",
             request.id,
             again=again,
             tokens=len(common),
             cached_tokens=branch.computed,
+            below_tokens=sum(stop - start for start, stop in branch.below),
             demand=demand,
             **pool,
         )
-        row = Row(branch, branch.computed, len(common) - branch.computed)
-        row.cut(*limits)
-        rows.append(row)
-        return row.count
+        return branch
 
     def _in_flight(self) -> Batch:
         if self._flight is None:

@@ -53,6 +53,17 @@ class PromptScore:
 
 
 @dataclass(frozen=True, slots=True)
+class Transfer:
+    """Whole blocks on their way to a lower tier (a store) or from one (a load)."""
+
+    id: int  # never used again
+    seq: int  # whose blocks a load fills; 0 for a store
+    blocks: Int32  # [k]
+    names: tuple[bytes, ...]  # of each block, outside the process
+    tokens: tuple[bytes, ...]  # of each block, to be compared where a name is found
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """What one iteration computes.
 
@@ -61,6 +72,10 @@ class Step:
     `context_lens[i]` is the length of row i after this step, so its new tokens stand at positions
     `context_lens[i] - query_lens[i] ... context_lens[i] - 1`. `changed_tables` holds the rows of
     the block table that changed since the last Step, padded with block 0.
+
+    Blocks to be stored are read before anything is copied or written, blocks to be loaded are
+    written after the copies. A step may consist of transfers alone, and of nothing: then it waits
+    for a transfer of an earlier one.
     """
 
     index: int
@@ -76,6 +91,8 @@ class Step:
     changed_tables: Int32  # [r, w]
     samples: tuple[Sample, ...] = ()
     prompt_scores: tuple[PromptScore, ...] = ()
+    stores: tuple[Transfer, ...] = ()
+    loads: tuple[Transfer, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -92,12 +109,21 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class Transferred:
+    """The end of a transfer: its first `blocks` blocks are in place, the others are not."""
+
+    id: int
+    blocks: int
+    duration: float = 0.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """What an executor reports. Sample i produced `tokens[indptr[i]:indptr[i + 1]]` (0..k tokens).
 
     `parents[i]` is the row that sample i continues. `logprobs` has one entry a token.
     `errors` maps a row to what went wrong with it: the samples on that row end, others go on, also
-    those of the same request.
+    those of the same request. `transfers` have ended, of this step or of earlier ones.
     """
 
     tokens: Int32
@@ -108,6 +134,7 @@ class Result:
     errors: dict[int, str] = field(default_factory=dict)
     duration: float = 0.0  # seconds
     shared_spans: int = 0  # spans of K/V that were read once for several rows
+    transfers: tuple[Transferred, ...] = ()
 
 
 class Executor(Protocol):

@@ -37,9 +37,12 @@ def choose_victim(
     victims = []
     for request, blocks in zip(others, exclusive.tolist(), strict=True):
         # Own tokens of the samples of a group are replayed, never looked up.
-        keeps = manager.prefix_caching and len(request.live) == 1
-        held = Holding(request.num_computed, blocks, keeps=keeps)
-        recovery = recover(held, shortage, manager.block_size, cost, block_bytes)
+        lone = len(request.live) == 1
+        keeps = manager.prefix_caching and lone
+        # What can be found by name has been stored behind, all but the partial tail.
+        stored = max(0, blocks - 1) if keeps else 0
+        held = Holding(request.num_computed, blocks, stored, keeps)
+        recovery = recover(held, shortage, manager.block_size, cost, block_bytes if lone else None)
         victims.append(Victim(request, recovery))
     return min(
         reversed(victims),

@@ -32,7 +32,15 @@ def check_payload(data: UInt8, block_bytes: int) -> None:
         raise ValueError(f"a payload is uint8 [{block_bytes}], got {data.dtype} {data.shape}")
 
 
-class Tier(Protocol):
+class Below(Protocol):
+    """What a scheduler sees of the tiers."""
+
+    def contains(self, names: Sequence[BlockName]) -> list[bool]:
+        """For each name whether it may be found. A promise of nothing: others evict too."""
+        ...
+
+
+class Tier(Below, Protocol):
     """A bounded store of blocks, the least recently used of which go first.
 
     A payload is uint8 [block_bytes], all layers of a block in the canonical layout. Nothing here
@@ -42,10 +50,6 @@ class Tier(Protocol):
 
     block_bytes: int
     stats: TierStats
-
-    def contains(self, names: Sequence[BlockName]) -> list[bool]:
-        """For each name whether `get` may find it. A promise of nothing: others evict too."""
-        ...
 
     def get(self, name: BlockName, tokens: bytes, out: UInt8) -> bool:
         """Copies a block's payload to `out` (uint8 [block_bytes], the caller's).

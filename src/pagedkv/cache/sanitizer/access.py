@@ -11,7 +11,7 @@ import numpy as np
 
 from pagedkv.cache.errors import Misuse
 from pagedkv.cache.sanitizer.report import Reporter
-from pagedkv.cache.sanitizer.shadow import Shadow
+from pagedkv.cache.sanitizer.shadow import NOT_REPORTED, Shadow
 from pagedkv.cache.types import NULL_BLOCK, Int32, Int64, Mask
 
 
@@ -170,6 +170,23 @@ class Access:
                 f"block {block} is transferred, and nobody holds or leases it",
                 block=block,
             )
+
+    def fills(self, blocks: Int32) -> None:
+        """Blocks about to be written as a whole; reserved slots in them are then written."""
+        self.blocks(blocks)
+        shadow, size = self._shadow, self._size
+        for row in np.flatnonzero(shadow.reserved > 0).tolist():
+            length, reserved = int(shadow.lengths[row]), int(shadow.reserved[row])
+            own = shadow.blocks[row, length // size : -(-(length + reserved) // size)]
+            there = np.isin(own, blocks)
+            if not there.any():
+                continue
+            full = len(own) if there.all() else int(there.argmin())
+            before = max(0, int(shadow.written[row]))
+            shadow.written[row] = NOT_REPORTED
+            count = np.array([max(before, min(reserved, (length // size + full) * size - length))])
+            slots = shadow.slots(np.array([row]), shadow.lengths[[row]], count)
+            self.writes(shadow.seqs[[row]], count, slots)
 
     def export_is_current(self, export: Export, now: Int64) -> None:
         """An exported table is used: its rows must not have changed since. now: their stamps."""

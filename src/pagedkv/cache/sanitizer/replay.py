@@ -23,6 +23,7 @@ _REPORTS = frozenset(
         "check_writes",
         "check_reads",
         "check_blocks",
+        "check_fills",
         "check_idle",
     }
 )

@@ -189,8 +189,16 @@ class Sanitizer:
         self._kernel("check_reads", (whose, ends, _rows(tables, "tables")))
 
     def check_blocks(self, blocks: Int32) -> None:
-        """Whole blocks about to be read or written, by a transfer: they must be held or leased."""
+        """Whole blocks about to be read, by a transfer: they must be held or leased."""
         self._kernel("check_blocks", (int_array(blocks, "blocks"),))
+
+    def check_fills(self, blocks: Int32) -> None:
+        """Whole blocks about to be written, by a transfer.
+
+        They must be held or leased. Where sequences have reserved slots in them, these count as
+        written, from the first on.
+        """
+        self._kernel("check_fills", (int_array(blocks, "blocks"),))
 
     def take_to_poison(self) -> Int32:
         """Blocks that were allocated since the last call, and free ones that have been written."""

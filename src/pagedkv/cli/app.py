@@ -17,6 +17,7 @@ from pagedkv.cli.generate import generate
 from pagedkv.cli.main import INTERRUPTED
 from pagedkv.cli.plan import plan
 from pagedkv.cli.replay import replay_log
+from pagedkv.cli.replay_run import replay
 from pagedkv.cli.simulate import allocators, cache, memory, serve
 from pagedkv.errors import PagedKVError, ReportError
 
@@ -38,6 +39,7 @@ _FLAGS = MappingProxyType(
         "top_p": "--top-p",
         "replay_log": "--replay-log",
         "decision_log": "--decision-log",
+        "record=": "--record=",
         "sanitize=True": "--sanitize",
         "deterministic=True": "--deterministic",
         "deterministic=False": "no --deterministic",
@@ -71,6 +73,7 @@ def invoke(args: list[str]) -> int:
     simulate = typer.Typer(help="What a trace of requests would have made of a pool.")
     for command in (cache, memory, allocators, serve):
         simulate.command()(command)
+    simulate.command()(replay)
     app.add_typer(simulate, name="simulate")
     bench = typer.Typer(help="What a setting costs on this machine.")
     bench.command("block-size")(block_size)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from pagedkv.engine.json_lines import DECISIONS, read_lines
+from pagedkv.engine.recording import INPUTS, MESSAGES, RECORDING
 from pagedkv.errors import ConfigError
 from pagedkv.scheduling.decisions import STEP, Decision
 from pagedkv.scheduling.explain import describe
@@ -16,7 +17,9 @@ from pagedkv.scheduling.explain import explain as tell
 
 
 def explain(
-    log: Annotated[Path, typer.Argument(help="Written by --decision-log.", metavar="LOG")],
+    log: Annotated[
+        Path, typer.Argument(help="Written by --decision-log or --record.", metavar="LOG")
+    ],
     request: Annotated[str, typer.Argument(help="Id of the request.", metavar="REQUEST")],
 ) -> None:
     """Say in words why a request waited, was preempted, or ended."""
@@ -25,7 +28,10 @@ def explain(
 
 def _entries(log: Path) -> Iterator[Decision]:
     """All decisions; ConfigError names the line that is none."""
-    for number, values in read_lines(log, DECISIONS):
+    inputs = {*INPUTS, *MESSAGES}
+    for number, values in read_lines(log, DECISIONS, RECORDING):
+        if len(values) == 1 and values.keys() <= inputs:
+            continue
         try:
             entry = Decision.of(values)
             if entry.kind != STEP:

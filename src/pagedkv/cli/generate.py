@@ -111,6 +111,10 @@ def generate(
         Path | None,
         typer.Option(help="Where the scheduler's decisions go, for explain.", metavar="FILE"),
     ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(help="Where the run goes, for simulate replay.", metavar="FILE"),
+    ] = None,
     stream: Annotated[
         bool | None,
         typer.Option(
@@ -164,6 +168,7 @@ def generate(
         sanitize=sanitize,
         replay_log=replay_log,
         decision_log=decision_log,
+        record=record,
     )
     llm.get_tokenizer()  # without one there is no text: said before the first prompt is read
     if chat and not llm.engine.has_chat_template:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pagedkv.cache import SanitizerError
+from pagedkv.engine.recording import Recorder
 from pagedkv.errors import RequestError
 from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, Message, StepStats
 from pagedkv.scheduling.scheduler import Scheduler
@@ -32,11 +33,15 @@ class EngineCore:
 
     `send` may be called from any thread; `step` by one thread at a time, which owns the scheduler.
     Messages take effect at the start of the next `step`, in the order they were sent.
+    recorder: told of all that comes in.
     """
 
-    def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, recorder: Recorder | None = None
+    ) -> None:
         self.scheduler = scheduler
         self.executor = executor
+        self._recorder = recorder
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._ids: set[str] = set()  # requests sent whose end was not handed out yet
         self._lock = threading.Lock()  # of `_ids`
@@ -84,7 +89,15 @@ class EngineCore:
         self._release_ids(deltas)
         return deltas, stats
 
+    def reset_prefix_cache(self) -> None:
+        """Forgets all cached prefixes. Only between two steps, from the thread that steps."""
+        if self._recorder is not None:
+            self._recorder.reset_cache()
+        self.scheduler.manager.reset_cache()
+
     def _iterate(self, now: float) -> StepStats | None:
+        if self._recorder is not None:
+            self._recorder.begin(now)
         while not self._messages.empty():
             self._apply(self._messages.get(), now)
         preempted = self.scheduler.stats.num_preemptions
@@ -116,6 +129,8 @@ class EngineCore:
         )
 
     def _apply(self, message: Message, now: float) -> None:
+        if self._recorder is not None:
+            self._recorder.message(message)
         match message:
             case Add() as add:
                 try:
@@ -131,7 +146,7 @@ class EngineCore:
     def _execute(self, step: Step, now: float) -> Result | None:
         """Computes a planned step; None: it failed."""
         try:
-            result = self.executor.collect(self.executor.submit(step))
+            result = self._compute(step)
         except SanitizerError as error:  # not the fault of the step's requests alone
             with suppress(Exception):  # a damaged state may fail in any way
                 self._deltas += self.scheduler.fail(f"step {step.index}: {error}", now)
@@ -145,6 +160,18 @@ class EngineCore:
             self._deltas += self.scheduler.fail(message, now)
             raise
         self._deltas += self.scheduler.commit(result, now)
+        return result
+
+    def _compute(self, step: Step) -> Result:
+        """The executor's Result, or what it raises; recorded."""
+        try:
+            result = self.executor.collect(self.executor.submit(step))
+        except BaseException as error:
+            if self._recorder is not None:
+                self._recorder.failure(error)
+            raise
+        if self._recorder is not None:
+            self._recorder.result(result)
         return result
 
     def _release_ids(self, deltas: list[Delta]) -> None:

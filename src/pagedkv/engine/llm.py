@@ -21,6 +21,7 @@ from pagedkv.engine.llm_engine import LLMEngine
 from pagedkv.engine.machine import THREADS_VARIABLE, machine_memory, num_threads
 from pagedkv.engine.memory import StartupReport, pool_blocks, show_bytes
 from pagedkv.engine.output import RequestOutput
+from pagedkv.engine.recording import Recorder
 from pagedkv.engine.requests import ChatMessages, Prepared, Prompt, read_prefixes
 from pagedkv.engine.sanitized import SanitizedBackend
 from pagedkv.errors import ConfigError, ModelError, RequestError
@@ -66,6 +67,8 @@ class LLM:
         The LLM is not to be used any more then.
     replay_log: file for the calls that led to such an error, for `pagedkv replay`.
     decision_log: file for every decision of the scheduler, for `pagedkv explain`.
+    record: file for all that the scheduler is told, token ids included, and decides, for
+        `pagedkv simulate replay`.
 
     `engine` is the LLMEngine, `report` what was chosen. The logger "pagedkv" gets the report's
     lines (INFO), and a warning when the native kernels are missing and gather does their work.
@@ -94,6 +97,7 @@ class LLM:
         sanitize: bool = False,
         replay_log: str | Path | None = None,
         decision_log: str | Path | None = None,
+        record: str | Path | None = None,
     ) -> None:
         if not isinstance(dtype, str) or dtype not in DTYPES:
             raise ConfigError(f"dtype={dtype!r}: use one of {', '.join(DTYPES)}")
@@ -189,12 +193,12 @@ class LLM:
             backend = SanitizedBackend(backend, manager.sanitizer)
         executor = ModelExecutor(loaded.decoder, backend)
         scheduler = Scheduler(manager, scheduling)
-        self._files: list[LineWriter] = []
+        self._recorder = None if record is None else Recorder(record, scheduler)
+        self._decisions: LineWriter | None = None
         if decision_log is not None:
-            writer = LineWriter(decision_log, DECISIONS, "decision_log")
+            self._decisions = writer = LineWriter(decision_log, DECISIONS, "decision_log")
             scheduler.log.follow(lambda entry: writer.write(entry.line()))
-            self._files.append(writer)
-        core = EngineCore(scheduler, executor)
+        core = EngineCore(scheduler, executor, self._recorder)
         self.engine = LLMEngine(core, loaded.tokenizer, seed=seed)
         self.report = StartupReport(
             model=str(model),
@@ -231,9 +235,11 @@ class LLM:
 
     def close(self) -> None:
         """Completes the files that were asked for. Nothing is to be run any more."""
+        if self._recorder is not None:
+            self._recorder.close()
         self.engine.core.scheduler.log.finish()
-        for file in self._files:
-            file.close()
+        if self._decisions is not None:
+            self._decisions.close()
 
     def generate(
         self,

@@ -174,7 +174,7 @@ class LLMEngine:
         if not self._stepping.acquire(blocking=False):
             raise PagedKVError("another thread is in a step of this engine: reset from that one")
         try:
-            self.block_manager.reset_cache()
+            self.core.reset_prefix_cache()
         finally:
             self._stepping.release()
 

@@ -1,0 +1,212 @@
+"""A recorded run again: the same loop, scheduler and block manager, without the model."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pagedkv.cache import BlockManager, Misuse, SanitizerError
+from pagedkv.engine.core import EngineCore
+from pagedkv.engine.json_lines import read_lines
+from pagedkv.engine.recording import POOL, RECORDING
+from pagedkv.engine.values import from_json
+from pagedkv.errors import ConfigError
+from pagedkv.scheduling.config import SchedulerConfig
+from pagedkv.scheduling.decisions import STEP, Decision
+from pagedkv.scheduling.messages import Abort, Add, Drain, Message
+from pagedkv.scheduling.scheduler import Scheduler
+from pagedkv.scheduling.step import Result, Step, Ticket
+
+_MESSAGES = {kind.__name__: kind for kind in (Add, Abort, Drain)}
+Observer = Callable[[Step, Result], None]
+
+
+class Difference(NamedTuple):
+    """The first entry in which the decision logs differ; None: one has ended there.
+
+    line: of the recording, where its entry stands, or after which it is missing.
+    """
+
+    line: int
+    recorded: str | None
+    replayed: str | None
+
+
+@dataclass(slots=True)
+class ReplayedRun:
+    """What a replay has come to. difference: None if every decision was the recorded one.
+
+    cut_off: the recording was not closed, as of a run that was killed.
+    """
+
+    num_steps: int = 0
+    num_requests: int = 0
+    num_decisions: int = 0  # compared, those of steps among them
+    difference: Difference | None = None
+    cut_off: bool = False
+
+
+class _Interrupted(BaseException):
+    """Stands for an interrupt that was recorded."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class _EndOfRecording(BaseException):
+    """The recorded run was killed in the middle of a step."""
+
+
+class RecordedExecutor:
+    """An Executor that gives back what was recorded. `outcome`: of the next step."""
+
+    def __init__(self, observe: Observer | None = None) -> None:
+        self.outcome: Result | BaseException | None = None
+        self._observe = observe
+        self._step: Step | None = None
+
+    def submit(self, step: Step) -> Ticket:
+        self._step = step
+        return Ticket(step.index)
+
+    def collect(self, ticket: Ticket) -> Result:
+        outcome, self.outcome = self.outcome, None
+        if outcome is None:
+            raise _EndOfRecording
+        if isinstance(outcome, BaseException):
+            raise outcome
+        if self._observe is not None and self._step is not None:
+            self._observe(self._step, outcome)
+        return outcome
+
+
+@dataclass(slots=True)
+class _Iteration:
+    """What was recorded from one look at the clock to the next. now: None before the first."""
+
+    line: int  # its last one
+    now: float | None = None
+    messages: list[Message] = field(default_factory=list)
+    resets: int = 0  # of the prefix cache, after the step
+    outcome: Result | BaseException | None = None
+    decisions: list[tuple[int, str]] = field(default_factory=list)
+    end: bool = False  # the run was closed
+    cut_off: bool = False  # the last one of a run that was not
+
+
+def replay_run(path: Path, observe: Observer | None = None) -> ReplayedRun:
+    """Replays a recording up to the first decision that differs.
+
+    observe: told of every step and its recorded Result. ConfigError names the line of the file that
+    cannot be read. A run that was killed is replayed as far as it was recorded.
+    """
+    lines = read_lines(path, RECORDING)
+    number, settings = next(lines, (2, {}))
+    executor = RecordedExecutor(observe)
+    with _line(path, number):
+        core = _core(settings, executor)
+    run, produced = ReplayedRun(), deque[Decision]()
+    core.scheduler.log.follow(produced.append)
+    for iteration in _iterations(path, lines):
+        with _line(path, iteration.line):
+            _iterate(core, executor, iteration)
+        run.cut_off = iteration.cut_off
+        run.num_requests += sum(isinstance(message, Add) for message in iteration.messages)
+        for line, recorded in iteration.decisions:
+            entry = produced.popleft() if produced else None
+            replayed = None if entry is None else entry.line()
+            if recorded != replayed:
+                run.difference = Difference(line, recorded, replayed)
+                return run
+            run.num_decisions += 1
+            run.num_steps += entry is not None and entry.kind == STEP
+        if produced and not iteration.cut_off:
+            run.difference = Difference(iteration.line, None, produced[0].line())
+            return run
+    return run
+
+
+def _iterate(core: EngineCore, executor: RecordedExecutor, iteration: _Iteration) -> None:
+    """Runs one iteration. ValueError: what was recorded of it cannot be run."""
+    if iteration.now is not None:
+        for message in iteration.messages:
+            core.send(message)
+        executor.outcome = iteration.outcome
+        try:
+            core.step(iteration.now)
+        except (_Interrupted, SanitizerError):
+            pass  # recorded as well
+        except _EndOfRecording:
+            if not iteration.cut_off:
+                raise ValueError("the step has no result and no failure") from None
+    for _ in range(iteration.resets):
+        core.reset_prefix_cache()
+    if iteration.end:
+        core.scheduler.log.finish()
+
+
+def _core(settings: dict[str, Any], executor: RecordedExecutor) -> EngineCore:
+    given = settings["settings"]
+    config = from_json(SchedulerConfig, given["scheduler"])
+    manager = BlockManager(**{name: given["pool"][name] for name in POOL})
+    return EngineCore(Scheduler(manager, config), executor)
+
+
+def _iterations(path: Path, lines: Iterator[tuple[int, dict[str, Any]]]) -> Iterator[_Iteration]:
+    """The recording, iteration by iteration."""
+    current = _Iteration(1)
+    for number, values in lines:
+        if "at" in values or "end" in values:
+            yield current
+            current = _Iteration(number, end="end" in values)
+        current.line = number
+        with _line(path, number):
+            _take(current, values)
+    current.cut_off = not current.end
+    yield current
+
+
+def _take(iteration: _Iteration, values: dict[str, Any]) -> None:
+    """One line. ValueError, KeyError: it is none that a Recorder writes."""
+    if "kind" in values:
+        iteration.decisions.append((iteration.line, Decision.of(values).line()))
+        return
+    (name,) = values
+    value = values[name]
+    if name == "at":
+        iteration.now = from_json(float, value)
+    elif name in _MESSAGES:
+        iteration.messages.append(from_json(_MESSAGES[name], value))
+    elif name == "reset_cache":
+        iteration.resets += 1
+    elif name == "result":
+        iteration.outcome = from_json(Result, value)
+    elif name == "failure":
+        iteration.outcome = _failure(value)
+    elif name != "end":
+        raise ValueError(f"{name!r:.100} is nothing that is recorded")
+
+
+def _failure(recorded: dict[str, str]) -> BaseException:
+    """What leads to the same message as the error that was recorded."""
+    kind, name, text = (from_json(str, recorded[key]) for key in ("kind", "type", "text"))
+    if kind == "sanitizer":
+        return SanitizerError(next(iter(Misuse)), text, None, None, None)
+    if kind == "interrupt":
+        return _Interrupted(text)
+    error: Exception = type(name, (Exception,), {})(text)  # messages have the type's name
+    return error
+
+
+@contextmanager
+def _line(path: Path, number: int) -> Iterator[None]:
+    """Says which line of the file is wrong."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, OverflowError, MemoryError) as error:
+        text = str(error) if isinstance(error, ValueError) else repr(error)
+        raise ConfigError(f"{path}, line {number}: {text}") from error

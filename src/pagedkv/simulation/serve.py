@@ -25,7 +25,7 @@ Float64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What is simulated: the pool and the limits of the scheduler."""
+    """What is simulated: the pool and the limits of the scheduler, see SchedulerConfig."""
 
     num_blocks: int
     block_size: int = 16
@@ -33,6 +33,9 @@ class Server:
     max_num_batched_tokens: int = 512
     max_model_len: int = 16_384
     prefix_caching: bool = True
+    admission: str = "prompt"
+    admission_quantile: float = 0.9
+    watermark: float = 0.0
 
 
 @dataclass(slots=True)
@@ -139,7 +142,12 @@ def serve(trace: Trace, server: Server, cost: StepCost) -> SimulatedRun:
     that can never run end with reason "error". ConfigError for settings that cannot work.
     """
     config = SchedulerConfig(
-        server.max_num_seqs, server.max_num_batched_tokens, server.max_model_len
+        server.max_num_seqs,
+        server.max_num_batched_tokens,
+        server.max_model_len,
+        admission=server.admission,
+        admission_quantile=server.admission_quantile,
+        watermark=server.watermark,
     )
     if server.block_size < 1:
         raise ConfigError(f"block_size={server.block_size}: give at least 1")

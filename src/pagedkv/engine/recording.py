@@ -25,7 +25,7 @@ POOL = (
     "eviction",
 )
 # What the lines that are no decisions begin with, beside the names of messages.
-INPUTS = ("settings", "at", "reset_cache", "result", "failure", "end")
+INPUTS = ("settings", "at", "found", "reset_cache", "result", "failure", "end")
 MESSAGES = ("Add", "Abort", "Drain")
 _LOG = logging.getLogger("pagedkv")
 
@@ -34,7 +34,8 @@ class Recorder:
     """Told by an EngineCore of everything that comes in, in order.
 
     The file has a line for each: the settings; `at`, the time of an iteration; the messages applied
-    in it; the decisions; the Result of its step, or its failure. Token ids are part of it. Nothing
+    in it; `found`, what lower tiers say they have; the decisions; the Result of its step, or its
+    failure. Token ids are part of it, K/V are not. Nothing
     may have run before. What cannot be written ends the recording, with a warning, and no more.
     """
 
@@ -43,7 +44,17 @@ class Recorder:
         self._log = scheduler.log
         self._file = LineWriter(path, RECORDING, "record")
         pool = {name: getattr(scheduler.manager, name) for name in POOL}
-        self._write("settings", {"scheduler": to_json(scheduler.config), "pool": pool})
+        tiering = scheduler.tiering
+        self._write(
+            "settings",
+            {
+                "scheduler": scheduler.config,
+                "pool": pool,
+                "tier_block_bytes": None if tiering is None else tiering.block_bytes,
+            },
+        )
+        if tiering is not None:
+            tiering.watchers.append(lambda found: self._write("found", found))
         self._log.follow(lambda entry: self._file.write(entry.line()))
 
     def begin(self, now: float) -> None:

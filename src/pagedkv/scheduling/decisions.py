@@ -124,7 +124,8 @@ class DecisionLog:
     def planned(self, step: Step, rows: Sequence[Row], running: Sequence[Request]) -> None:
         """A step: its rows, the table entries that it changes, and who got less than it could use.
 
-        `table` has int32 [k, 3]: table row, place in it, block id.
+        `table` has int32 [k, 3]: table row, place in it, block id; `stores` and `loads` the blocks
+        of each transfer.
         """
         if not self._wanted:
             return
@@ -147,6 +148,9 @@ class DecisionLog:
         entry["table"] = self._mirror.changes(step)
         if len(step.copies):
             entry["copies"] = step.copies
+        if step.stores or step.loads:
+            entry["stores"] = [transfer.blocks for transfer in step.stores]
+            entry["loads"] = [transfer.blocks for transfer in step.loads]
         self._keep(Decision(self._step, self._now, STEP, "", entry))
 
     def finish(self) -> None:

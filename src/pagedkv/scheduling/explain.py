@@ -18,7 +18,7 @@ _RULES = {
     "first_chunk": "its first chunk and this step's rows take",
     "prompt": "its known tokens, beside what the running requests still need, take",
     "max_tokens": "it and all that run would take, at their max_tokens,",
-    "peak": "it and all that run are expected to take, at most,",
+    "expected_peak": "it and all that run are expected to take, at most,",
 }
 
 
@@ -135,6 +135,7 @@ _NOUNS = {
     "watermark": "blocks above the watermark",
     "sibling": "what another request computes",
     "budget": "tokens of the step",
+    "quota": "its tenant's others",
 }
 
 
@@ -163,6 +164,8 @@ def _wait(entry: Decision, n: dict[str, Any]) -> str:
         why += f", less a watermark of {n['watermark']:,})" if n["watermark"] else ")"
     elif reason == "sibling":
         why = "another request was computing the beginning of its prompt"
+    elif reason == "quota":
+        why = f"its tenant runs {n['max_running']:,}, as many as it may (max_running)"
     elif reason == "budget":
         why = f"all {n['budget']:,} tokens of the step went to others; {n['pending']:,} pending"
     else:
@@ -174,10 +177,11 @@ def _wait(entry: Decision, n: dict[str, Any]) -> str:
 
 
 def _admit(entry: Decision, n: dict[str, Any]) -> str:
+    below = f", {n['below_tokens']:,} in a lower tier" if n.get("below_tokens") else ""
     return (
         f"{'resumed' if n['again'] else 'admitted'} in step {entry.step}: "
-        f"{n['cached_tokens']:,} of {_count(n['tokens'], 'token')} found in the cache; takes "
-        f"{_count(n['demand'], 'block')} more ({n['free']:,} free, {n['cached']:,} cached); "
+        f"{n['cached_tokens']:,} of {_count(n['tokens'], 'token')} found in the cache{below}; "
+        f"takes {_count(n['demand'], 'block')} more ({n['free']:,} free, {n['cached']:,} cached); "
         f"{n['running']:,} running"
     )
 

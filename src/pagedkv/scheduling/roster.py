@@ -74,6 +74,11 @@ class Roster:
         """Who is to start next. None: nobody waits whose tenant may run one more request."""
         return self.waiting.next(now, self._full_tenants())
 
+    def held_back(self) -> list[Request]:
+        """The first of each tenant that runs as many requests as it may."""
+        lines = [self.waiting.line(tenant) for tenant in self._full_tenants()]
+        return [line.head for line in lines if line]
+
     def start(self, request: Request, seq: SeqId, now: float) -> Branch:
         """A waiting request runs, all samples on the sequence that was opened for it."""
         cached = self.manager.length(seq)

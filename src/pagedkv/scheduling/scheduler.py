@@ -363,6 +363,9 @@ class Scheduler:
         leaders = Leaders(self.manager, rows)
         passed: list[Demand] = []
         seats = 0  # set aside
+        for held in roster.held_back():
+            most = roster.tenants[held.tenant].max_running
+            self.log.wait(held.id, "quota", tenant=held.tenant, max_running=most)
         try:
             while budget > 0 and (request := roster.next(now)) is not None:
                 if self.num_samples + seats + len(request.live) > self.config.seats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,6 +61,7 @@ class Tiering:
     def __init__(self, manager: BlockManager, lower: LowerTiers, cost: CostModel) -> None:
         self.manager, self.block_bytes, self.stats = manager, lower.block_bytes, TieringStats()
         self._below, self._namer, self._cost = lower.below, lower.namer, cost
+        self.watchers: list[Callable[[list[bool]], None]] = []  # told what a look below has found
         self._pending: list[_Block] = []
         self._leases: list[Lease] = []  # of what is pending
         # In flight, by id of the transfer: number of blocks, their leases.
@@ -103,6 +104,8 @@ class Tiering:
         spans = [span for span in spans if span[1] > branch.computed]
         names = [self._name(branch, start, stop) for start, stop in spans]
         found = self._below.contains(names)
+        for watcher in self.watchers:
+            watcher(found)
         spans = [span for span, there in zip(spans, found, strict=True) if there]
         tokens = sum(stop - max(start, branch.computed) for start, stop in spans)
         branch.below = spans if spans and self.pays(len(spans), tokens, branch.computed) else []

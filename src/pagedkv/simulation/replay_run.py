@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,8 @@ from pagedkv.scheduling.decisions import STEP, Decision
 from pagedkv.scheduling.messages import Abort, Add, Drain, Message
 from pagedkv.scheduling.scheduler import Scheduler
 from pagedkv.scheduling.step import Result, Step, Ticket
+from pagedkv.scheduling.tiering import LowerTiers
+from pagedkv.tiers.names import BlockName, Namer
 
 _MESSAGES = {kind.__name__: kind for kind in (Add, Abort, Drain)}
 Observer = Callable[[Step, Result], None]
@@ -84,6 +86,20 @@ class RecordedExecutor:
         return outcome
 
 
+class RecordedBelow:
+    """Lower tiers that say they have what was recorded. `answers`: to the looks of a plan."""
+
+    def __init__(self) -> None:
+        self.answers = deque[list[bool]]()
+
+    def contains(self, names: Sequence[BlockName]) -> list[bool]:
+        if not self.answers:
+            raise _EndOfRecording
+        found = self.answers.popleft()
+        # Of another length only after a decision that differs, which is found when all is compared.
+        return [i < len(found) and found[i] for i in range(len(names))]
+
+
 @dataclass(slots=True)
 class _Iteration:
     """What was recorded from one look at the clock to the next. now: None before the first."""
@@ -91,6 +107,7 @@ class _Iteration:
     line: int  # its last one
     now: float | None = None
     messages: list[Message] = field(default_factory=list)
+    found: list[list[bool]] = field(default_factory=list)
     resets: int = 0  # of the prefix cache, after the step
     outcome: Result | BaseException | None = None
     decisions: list[tuple[int, str]] = field(default_factory=list)
@@ -106,14 +123,14 @@ def replay_run(path: Path, observe: Observer | None = None) -> ReplayedRun:
     """
     lines = read_lines(path, RECORDING)
     number, settings = next(lines, (2, {}))
-    executor = RecordedExecutor(observe)
+    executor, below = RecordedExecutor(observe), RecordedBelow()
     with _line(path, number):
-        core = _core(settings, executor)
+        core = _core(settings, executor, below)
     run, produced = ReplayedRun(), deque[Decision]()
     core.scheduler.log.follow(produced.append)
     for iteration in _iterations(path, lines):
         with _line(path, iteration.line):
-            _iterate(core, executor, iteration)
+            _iterate(core, executor, below, iteration)
         run.cut_off = iteration.cut_off
         run.num_requests += sum(isinstance(message, Add) for message in iteration.messages)
         for line, recorded in iteration.decisions:
@@ -130,30 +147,35 @@ def replay_run(path: Path, observe: Observer | None = None) -> ReplayedRun:
     return run
 
 
-def _iterate(core: EngineCore, executor: RecordedExecutor, iteration: _Iteration) -> None:
+def _iterate(
+    core: EngineCore, executor: RecordedExecutor, below: RecordedBelow, iteration: _Iteration
+) -> None:
     """Runs one iteration. ValueError: what was recorded of it cannot be run."""
     if iteration.now is not None:
         for message in iteration.messages:
             core.send(message)
         executor.outcome = iteration.outcome
+        below.answers = deque(iteration.found)
         try:
             core.step(iteration.now)
         except (_Interrupted, SanitizerError):
             pass  # recorded as well
         except _EndOfRecording:
             if not iteration.cut_off:
-                raise ValueError("the step has no result and no failure") from None
+                raise ValueError("the step has no result, or its plan no look below") from None
     for _ in range(iteration.resets):
         core.reset_prefix_cache()
     if iteration.end:
         core.scheduler.log.finish()
 
 
-def _core(settings: dict[str, Any], executor: RecordedExecutor) -> EngineCore:
+def _core(settings: dict[str, Any], executor: RecordedExecutor, below: RecordedBelow) -> EngineCore:
     given = settings["settings"]
     config = from_json(SchedulerConfig, given["scheduler"])
     manager = BlockManager(**{name: given["pool"][name] for name in POOL})
-    return EngineCore(Scheduler(manager, config), executor)
+    size = given["tier_block_bytes"]
+    lower = None if size is None else LowerTiers(below, Namer(b""), from_json(int, size))
+    return EngineCore(Scheduler(manager, config, lower), executor)
 
 
 def _iterations(path: Path, lines: Iterator[tuple[int, dict[str, Any]]]) -> Iterator[_Iteration]:
@@ -181,6 +203,8 @@ def _take(iteration: _Iteration, values: dict[str, Any]) -> None:
         iteration.now = from_json(float, value)
     elif name in _MESSAGES:
         iteration.messages.append(from_json(_MESSAGES[name], value))
+    elif name == "found":
+        iteration.found.append([bool(there) for there in from_json(list[bool], value)])
     elif name == "reset_cache":
         iteration.resets += 1
     elif name == "result":

@@ -1,6 +1,6 @@
 """How much of the memory that is held has no token in it, on the live pool?
 
-Run: PAGEDKV_TRACES=folder python benchmarks/bench_memory.py [--requests 2000]
+Run: PAGEDKV_TRACES=folder python benchmarks/bench_memory.py [--requests 1000]
 
 For each trace of the folder that has outputs, its first requests (0: all) go through the real
 scheduler and block manager under a virtual clock, blocks of 16, prefix caching on:
@@ -71,7 +71,7 @@ def show(name: str, trace: Trace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", type=int, default=2000, help="of each trace; 0: all")
+    parser.add_argument("--requests", type=int, default=1000, help="of each trace; 0: all")
     options = parser.parse_args()
     folder = os.environ.get("PAGEDKV_TRACES")
     if folder is None:

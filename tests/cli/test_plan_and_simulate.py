@@ -162,6 +162,7 @@ def test_simulate_allocators(trace: Path, capsys: pytest.CaptureFixture[str]) ->
         (["allocators", "--report", "/"], "--report='/' cannot be written: it is a folder"),
         (["allocators", "--step-ms", "inf"], "step_seconds=inf"),
         (["serve", "--requests", "-1"], "requests=-1"),
+        (["serve", "--step-ms", "-1"], "--step-ms=-1.0: give at least 0"),
     ],
 )
 def test_a_trace_is_not_simulated_with(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pagedkv.cache import BlockManager
+from pagedkv.errors import ConfigError
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Add, Delta
 from pagedkv.scheduling.params import SamplingParams
@@ -82,3 +83,17 @@ def test_the_clock_does_not_go_back():
     with pytest.raises(ValueError, match="-1"):
         clock.advance(-1.0)
     assert clock.now == 0.0
+
+
+@pytest.mark.parametrize(
+    ("numbers", "why"),
+    [
+        ((-1e-3, 1.0), "base=-0.001"),
+        ((1.0, float("nan")), "per_token=nan"),
+        ((1.0, 1.0, float("inf")), "per_context=inf"),
+        ((0.0, 0.0, 1.0), "a step takes time"),
+    ],
+)
+def test_a_cost_that_cannot_be_is_refused(numbers: tuple[float, ...], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        LinearCost(*numbers)

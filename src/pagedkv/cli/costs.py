@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,7 +24,19 @@ class Line:
     token_us: float | None
     context_us: float | None
 
+    def given(self) -> dict[str, float]:
+        """By option."""
+        return {
+            "--" + name.replace("_", "-"): value
+            for name, value in asdict(self).items()
+            if value is not None
+        }
+
     def cost(self) -> LinearCost:
+        """ConfigError for a number that no time can be."""
+        for option, value in self.given().items():
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"{option}={value}: give at least 0")
         return LinearCost(
             (19.9 if self.step_ms is None else self.step_ms) / 1e3,
             (101.9 if self.token_us is None else self.token_us) / 1e6,
@@ -45,10 +58,8 @@ def step_cost(
             if given is not None:
                 raise ConfigError(f"{option} chooses from a table: give --perf-table too")
         return line.cost()
-    for name, given in asdict(line).items():
-        if given is not None:
-            option = "--" + name.replace("_", "-")
-            raise ConfigError(f"{option} and --perf-table exclude each other: leave one out")
+    for option in line.given():
+        raise ConfigError(f"{option} and --perf-table exclude each other: leave one out")
     if model is None:
         raise ConfigError("--model is needed too, to choose from --perf-table")
     return read_cost(find_trace(perf_table), model, hardware, tensor_parallel)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from pagedkv.errors import ConfigError
 from pagedkv.scheduling.step import Result, Step, Ticket, TokenLogprobs
 from pagedkv.simulation.clock import VirtualClock
 
@@ -24,12 +25,20 @@ class LinearCost:
     """Seconds of a step: base + per_token * its tokens + per_context * the context it reads.
 
     The linear form to which DistServe and vLLM step times fit; coefficients come from a measured
-    machine.
+    machine. ConfigError for one below 0 or not finite, and if a step would take no time.
     """
 
     base: float
     per_token: float
     per_context: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("base", "per_token", "per_context"):
+            value = getattr(self, name)
+            if not 0 <= value < np.inf:
+                raise ConfigError(f"{name}={value}: give at least 0 seconds")
+        if not self.base + self.per_token > 0:
+            raise ConfigError("base=0 and per_token=0: a step takes time: give one of them")
 
     def seconds(self, step: Step) -> float:
         context = int(step.context_lens.sum())

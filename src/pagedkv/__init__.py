@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pagedkv.engine.llm import LLM
     from pagedkv.engine.llm_engine import LLMEngine
     from pagedkv.engine.output import CompletionOutput, RequestOutput
+    from pagedkv.engine.tiers import TierConfig
     from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
 
 __version__ = "0.1.0"
@@ -30,6 +31,7 @@ __all__ = [
     "LLMEngine",
     "RequestOutput",
     "SamplingParams",
+    "TierConfig",
     "__version__",
 ]
 
@@ -42,6 +44,7 @@ _HOME = MappingProxyType(
         "BeamSearchParams": "pagedkv.scheduling.params",
         "SamplingParams": "pagedkv.scheduling.params",
         "BlockManager": "pagedkv.cache",
+        "TierConfig": "pagedkv.engine.tiers",
     }
 )
 # What `import` calls the packages of the extra.

@@ -334,3 +334,53 @@ def test_names_are_equal_exactly_for_equal_prefixes(one: list[int], two: list[in
     chains = [namer.chain(np.array(p, np.int32), frames, 0, 2) for p in (one, two)]
     for i, (x, y) in enumerate(zip(*chains, strict=False)):
         assert (x == y) == (one[: 2 * i + 2] == two[: 2 * i + 2])
+
+
+# ---- one above the other
+
+
+def over(folder: Path, write_through: bool = False) -> HostTier:
+    return HostTier(2 * BYTES, BYTES, disk(folder, 8), write_through)
+
+
+def test_what_the_host_evicts_goes_below_and_comes_up_again(tmp_path: Path) -> None:
+    tier = over(tmp_path)
+    for i in range(4):
+        assert tier.put(name(i), tokens(i), payload(i))
+    assert tier.num_blocks() == 2
+    assert tier.contains([name(i) for i in range(5)]) == [True] * 4 + [False]
+    assert all(has(tier, i) for i in range(4))
+    assert not has(tier, 4)
+    assert tier.num_blocks() == 2
+    below = disk(tmp_path, 8)
+    assert below.num_blocks() == 4  # to make room for 0 and 1, 2 and 3 went below too
+
+
+def test_closing_sends_the_rest_below(tmp_path: Path) -> None:
+    tier = over(tmp_path)
+    tier.put(name(0), tokens(0), payload(0))
+    assert disk(tmp_path, 8).num_blocks() == 0
+    tier.close()
+    tier.close()
+    assert has(disk(tmp_path, 8), 0)
+    assert not has(tier, 0) and not tier.put(name(1), tokens(1), payload(1))
+
+
+def test_write_through_is_below_at_once_or_not_at_all(tmp_path: Path) -> None:
+    tier = over(tmp_path, write_through=True)
+    assert tier.put(name(0), tokens(0), payload(0))
+    assert has(disk(tmp_path, 8), 0)
+    refused = over(tmp_path / "other", write_through=True)
+    assert refused._below is not None
+    refused._below.close()
+    assert not refused.put(name(0), tokens(0), payload(0))
+    assert refused.stats.refused == 1 and not has(refused, 0)
+
+
+def test_a_name_below_with_other_tokens_is_a_miss(tmp_path: Path) -> None:
+    tier = over(tmp_path)
+    for i in range(3):
+        tier.put(name(i), tokens(i), payload(i))
+    out = np.zeros(BYTES, np.uint8)
+    assert not tier.get(name(0), tokens(1), out)
+    assert has(tier, 0)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # torch takes seconds to import: not for `--help` or a wrong 
     from pagedkv.engine.llm import LLM
     from pagedkv.engine.output import RequestOutput
     from pagedkv.engine.requests import Prepared, Prompt
+    from pagedkv.engine.tiers import TierConfig
 
 _TEXT, _INTEGER, _NUMBER = "TEXT", "INTEGER", "NUMBER"
 
@@ -115,6 +116,20 @@ def generate(
         Path | None,
         typer.Option(help="Where the run goes, for simulate replay.", metavar="FILE"),
     ] = None,
+    host_tier: Annotated[
+        str | None,
+        typer.Option(help="Host memory for blocks that leave the pool.", metavar="SIZE"),
+    ] = None,
+    disk_tier: Annotated[
+        Path | None,
+        typer.Option(help="Folder for them that outlives the process.", metavar="FOLDER"),
+    ] = None,
+    disk_tier_size: Annotated[
+        str, typer.Option(help="Most bytes in the folder.", metavar="SIZE")
+    ] = "1GiB",
+    write_through: Annotated[
+        bool, typer.Option("--write-through", help="Store blocks on the disk at once, with fsync.")
+    ] = False,
     stream: Annotated[
         bool | None,
         typer.Option(
@@ -169,6 +184,7 @@ def generate(
         replay_log=replay_log,
         decision_log=decision_log,
         record=record,
+        tiers=_tiers(host_tier, disk_tier, disk_tier_size, write_through),
     )
     llm.get_tokenizer()  # without one there is no text: said before the first prompt is read
     if chat and not llm.engine.has_chat_template:
@@ -180,7 +196,11 @@ def generate(
     console = Console(stderr=True, highlight=False)
     if as_json:
         outputs, usage = _run(llm, requests, nullcontext(), lambda output: None)
-        print(show.as_json(llm.report, outputs, texts, usage, llm.engine.cost.describe()))
+        print(
+            show.as_json(
+                llm.report, outputs, texts, usage, llm.engine.cost.describe(), llm.engine.tiering
+            )
+        )
         return _status(outputs)
     for line in llm.report.lines():
         console.print(line, style="dim", markup=False, soft_wrap=True)
@@ -191,8 +211,30 @@ def generate(
         show.print_texts(outputs, texts)
     show.print_problems(outputs, texts, console)
     console.print(usage.table(llm.report.max_model_len))
+    if llm.engine.tiering is not None:
+        moved = llm.engine.tiering
+        console.print(
+            f"tiers: {moved.stored:,} blocks stored, {moved.loaded:,} loaded, "
+            f"{moved.failed_loads:,} not to be had, {moved.failed_stores:,} not stored",
+            style="dim",
+        )
     console.print(f"time of a step: {llm.engine.cost}", style="dim", markup=False, soft_wrap=True)
     return _status(outputs)
+
+
+def _tiers(
+    host: str | None, folder: Path | None, size: str, write_through: bool
+) -> TierConfig | None:
+    from pagedkv.engine.tiers import TierConfig
+
+    if host is None and folder is None and not write_through:
+        return None
+    return TierConfig(
+        host_memory=0 if host is None else parse_bytes(host, "--host-tier"),
+        disk_folder=folder,
+        disk_memory=0 if folder is None else parse_bytes(size, "--disk-tier-size"),
+        write_through=write_through,
+    )
 
 
 def _prepare(

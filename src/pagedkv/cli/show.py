@@ -15,6 +15,7 @@ from pagedkv.cli.prompts import PromptText
 from pagedkv.cli.usage import Usage
 from pagedkv.engine.memory import StartupReport
 from pagedkv.engine.output import RequestOutput
+from pagedkv.scheduling.tiering import TieringStats
 
 Watch = Callable[[RequestOutput], None]
 
@@ -84,6 +85,7 @@ def as_json(
     prompts: Sequence[PromptText],
     usage: Usage,
     cost: dict[str, float],
+    tiering: TieringStats | None,
 ) -> str:
     """One object: what ran, a result a prompt, the totals, and what steps take."""
     results = [
@@ -103,5 +105,6 @@ def as_json(
         "longest_context": report.longest_context,
         "concurrency": report.concurrency,
     }
-    totals = {"usage": asdict(usage), "cost": cost}
+    moved = None if tiering is None else asdict(tiering)
+    totals = {"usage": asdict(usage), "cost": cost, "tiers": moved}
     return json.dumps({"engine": engine, "results": results, **totals})

@@ -24,6 +24,7 @@ from pagedkv.engine.output import RequestOutput
 from pagedkv.engine.recording import Recorder
 from pagedkv.engine.requests import ChatMessages, Prepared, Prompt, read_prefixes
 from pagedkv.engine.sanitized import SanitizedBackend
+from pagedkv.engine.tiers import TierConfig, open_tiers
 from pagedkv.errors import ConfigError, ModelError, RequestError
 from pagedkv.models.linear import linear_kernels
 from pagedkv.models.loader import load_model
@@ -69,6 +70,7 @@ class LLM:
     decision_log: file for every decision of the scheduler, for `pagedkv explain`.
     record: file for all that the scheduler is told, token ids included, and decides, for
         `pagedkv simulate replay`.
+    tiers: where blocks go that leave the pool, see `TierConfig`; `close` completes what is on disk.
 
     `engine` is the LLMEngine, `report` what was chosen. The logger "pagedkv" gets the report's
     lines (INFO), and a warning when the native kernels are missing and gather does their work.
@@ -98,6 +100,7 @@ class LLM:
         replay_log: str | Path | None = None,
         decision_log: str | Path | None = None,
         record: str | Path | None = None,
+        tiers: TierConfig | None = None,
     ) -> None:
         if not isinstance(dtype, str) or dtype not in DTYPES:
             raise ConfigError(f"dtype={dtype!r}: use one of {', '.join(DTYPES)}")
@@ -191,8 +194,13 @@ class LLM:
         if manager.sanitizer is not None:
             _LOG.warning("the sanitizer is on: every use of a block is checked, at a price")
             backend = SanitizedBackend(backend, manager.sanitizer)
-        executor = ModelExecutor(loaded.decoder, backend)
-        scheduler = Scheduler(manager, scheduling)
+        tier, lower = None, None
+        if tiers is not None:
+            kernels = f"attention {backend_name}, linear layers {linear_kernels()}"
+            tier, lower = open_tiers(tiers, loaded.decoder, backend.spec, kernels)
+        executor = ModelExecutor(loaded.decoder, backend, tier)
+        scheduler = Scheduler(manager, scheduling, lower)
+        self._tier = tier
         self._recorder = None if record is None else Recorder(record, scheduler)
         self._decisions: LineWriter | None = None
         if decision_log is not None:
@@ -240,6 +248,8 @@ class LLM:
         self.engine.core.scheduler.log.finish()
         if self._decisions is not None:
             self._decisions.close()
+        if self._tier is not None:
+            self._tier.close()
 
     def generate(
         self,

@@ -20,6 +20,7 @@ from pagedkv.scheduling.cost import CostModel
 from pagedkv.scheduling.explain import explain
 from pagedkv.scheduling.messages import Abort, StepStats
 from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
+from pagedkv.scheduling.tiering import TieringStats
 
 
 class LLMEngine:
@@ -59,6 +60,12 @@ class LLMEngine:
     def cost(self) -> CostModel:
         """What steps have taken so far."""
         return self.core.scheduler.cost
+
+    @property
+    def tiering(self) -> TieringStats | None:
+        """Blocks moved to and from the tiers below so far; None without any."""
+        tiering = self.core.scheduler.tiering
+        return None if tiering is None else tiering.stats
 
     def add_request(
         self,

@@ -56,7 +56,7 @@ class Decoder:
     def __init__(
         self, config: ModelConfig, weights: DecoderWeights, deterministic: bool = False
     ) -> None:
-        self.config = config
+        self.config, self.weights = config, weights
         self.deterministic = deterministic
         self.dtype = weights.embedding.dtype
         self._embedding, self._norm = weights.embedding, weights.norm

@@ -1,0 +1,121 @@
+"""Real K/V through the tiers: pressure, restart and damage change no bit of the answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_models import VOCAB, save_tiny
+
+from pagedkv import LLM, SamplingParams, TierConfig
+from pagedkv.errors import ConfigError
+
+PROMPTS = [[(7 * i * i + 3 * i + j * 11) % VOCAB for i in range(20 + 3 * j)] for j in range(6)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model of which the parity tests show that attention decides its logits."""
+    folder = tmp_path_factory.mktemp("tiny")
+    save_tiny("llama", folder)
+    return folder
+
+
+def answers(llm: LLM, prompts: list[list[int]] = PROMPTS, max_tokens: int = 30) -> list[tuple]:
+    params = SamplingParams(max_tokens=max_tokens, temperature=1.0, seed=3, ignore_eos=True)
+    outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params)
+    return [tuple(o.outputs[0].token_ids) for o in outputs]
+
+
+def make(model: Path, **settings: object) -> LLM:
+    options = {"block_size": 4, "num_blocks": 200, "max_num_batched_tokens": 64} | settings
+    return LLM(model, deterministic=True, attention_backend="native", **options)
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("sanitize", [True, False])
+def test_under_pressure_victims_are_swapped_and_nothing_changes(model, caching, sanitize) -> None:
+    expected = answers(make(model, enable_prefix_caching=False))
+    llm = make(
+        model,
+        num_blocks=22,  # of some 85 that all requests take together
+        enable_prefix_caching=caching,
+        sanitize=sanitize,
+        tiers=TierConfig(host_memory=2**24),
+    )
+    assert answers(llm) == expected
+    assert llm.engine.core.scheduler.stats.num_preemptions > 0
+    assert llm.engine.tiering.loaded > 0
+    assert llm.engine.block_manager.num_held_blocks == 0
+    assert llm.engine.block_manager.num_draining_blocks == 0
+
+
+@pytest.mark.parametrize("write_through", [True, False])
+def test_a_second_process_finds_what_the_first_has_stored(model, tmp_path, write_through) -> None:
+    tiers = TierConfig(
+        host_memory=2**22, disk_folder=tmp_path, disk_memory=2**24, write_through=write_through
+    )
+    first = make(model, tiers=tiers)
+    expected = answers(first)
+    if not write_through:  # else it is there already
+        first.close()
+    second = make(model, tiers=tiers)
+    assert answers(second) == expected
+    assert second.engine.tiering.loaded >= sum((len(p) - 1) // 4 for p in PROMPTS)
+    second.close()
+
+
+def test_a_damaged_folder_turns_the_tier_off_and_fails_no_request(model, tmp_path) -> None:
+    tiers = TierConfig(disk_folder=tmp_path, disk_memory=2**24)
+    first = make(model, tiers=tiers)
+    expected = answers(first)
+    first.close()
+    for name in ("index.db", "blocks.bin"):
+        path = tmp_path / name
+        path.write_bytes(bytes(255 - b for b in path.read_bytes()))
+    second = make(model, tiers=tiers)
+    assert answers(second) == expected
+    assert second.engine.tiering.loaded == 0
+
+
+def test_a_model_with_other_weights_does_not_take_over_the_folder(
+    model, tmp_path, tmp_path_factory
+) -> None:
+    other = tmp_path_factory.mktemp("other")
+    save_tiny("qwen2", other)
+    tiers = TierConfig(disk_folder=tmp_path, disk_memory=2**24)
+    first = make(model, tiers=tiers)
+    answers(first)
+    first.close()
+    second = make(other, tiers=tiers)
+    answers(second)
+    assert second.engine.tiering.loaded == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({}, "no tier"),
+        ({"host_memory": -1}, "host_memory=-1"),
+        ({"host_memory": True}, "host_memory=True"),
+        ({"disk_memory": 5}, "disk_memory=5"),
+        ({"disk_folder": 3, "disk_memory": 5}, "disk_folder=3"),
+        ({"host_memory": 5, "write_through": True}, "write_through"),
+        ({"host_memory": 5, "write_through": 1}, "write_through=1"),
+    ],
+)
+def test_bad_settings_are_refused(settings, match) -> None:
+    with pytest.raises(ConfigError, match=match):
+        TierConfig(**settings)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_the_start(model, tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    tiers = TierConfig(disk_folder=tmp_path / "file" / "folder", disk_memory=2**24)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        make(model, tiers=tiers)
+
+
+def test_a_tier_too_small_for_a_block_is_refused(model) -> None:
+    with pytest.raises(ConfigError, match="holds no block"):
+        make(model, tiers=TierConfig(host_memory=10))

@@ -9,6 +9,7 @@ from tiny_models import VOCAB, save_tiny
 
 from pagedkv import LLM, SamplingParams, TierConfig
 from pagedkv.errors import ConfigError
+from pagedkv.simulation.replay_run import replay_run
 
 PROMPTS = [[(7 * i * i + 3 * i + j * 11) % VOCAB for i in range(20 + 3 * j)] for j in range(6)]
 
@@ -48,6 +49,23 @@ def test_under_pressure_victims_are_swapped_and_nothing_changes(model, caching, 
     assert llm.engine.tiering.loaded > 0
     assert llm.engine.block_manager.num_held_blocks == 0
     assert llm.engine.block_manager.num_draining_blocks == 0
+
+
+@pytest.mark.plants_faults
+def test_a_recorded_run_with_tiers_is_replayed_decision_by_decision(model, tmp_path) -> None:
+    path = tmp_path / "run.jsonl"
+    llm = make(model, num_blocks=22, tiers=TierConfig(host_memory=2**16), record=path)
+    answers(llm)
+    llm.close()
+    assert llm.engine.tiering.loaded > 0
+    run = replay_run(path)
+    assert run.difference is None and not run.cut_off
+    assert run.num_requests == len(PROMPTS)
+    lines = path.read_text().splitlines()
+    found = next(i for i, line in enumerate(lines) if '"found"' in line and "true" in line)
+    lines[found] = lines[found].replace("true", "false")
+    path.write_text("\n".join(lines) + "\n")
+    assert replay_run(path).difference is not None
 
 
 @pytest.mark.parametrize("write_through", [True, False])

@@ -17,6 +17,7 @@ from pathlib import Path
 import catalogue
 import catalogue_attention
 import catalogue_eviction
+import catalogue_pressure
 import catalogue_serving
 import pytest
 from kinds import KINDS, Mutant
@@ -29,6 +30,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *catalogue.MUTANTS,
     *catalogue_eviction.MUTANTS,
     *catalogue_serving.MUTANTS,
+    *catalogue_pressure.MUTANTS,
     *catalogue_attention.MUTANTS,
 )
 CONTROLS = tuple(dict.fromkeys(test for mutant in MUTANTS for test in mutant.tests))

@@ -82,12 +82,12 @@ def test_with_max_tokens_a_request_starts_where_its_whole_output_fits() -> None:
 
 
 def test_a_request_that_may_outgrow_the_pool_runs_alone() -> None:
-    """B=1, P=4: 2 + 9 tokens do not fit; it ends with what the pool holds, then the next one."""
+    """B=1, P=4: two samples of 1 + 9 tokens do not fit; then comes the next one."""
     run = Run(4, 1, 8, prefix_caching=False, admission="max_tokens")
-    run.add("large", [1, 2], max_tokens=9)
+    run.add("large", [1], n=2, temperature=1.0, max_tokens=9)
     run.add("small", [3], max_tokens=1)
     assert let_in(run) == ["large"]
-    assert len(run.tokens["large", 0]) == 3 and run.ends["large", 0].error
+    assert run.ends["large", 1].error and len(run.tokens["large", 0]) == 4
     assert run.scheduler.stats.num_preemptions == 0
 
 

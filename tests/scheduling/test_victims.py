@@ -28,8 +28,8 @@ def victim(run: Run, shortage: int = 1, cost: CostModel | None = None) -> str:
 
 
 def test_who_loses_least_for_a_block_yields() -> None:
-    """5 tokens in 2 blocks are 2.5 a block, 8 in 2 are 4; the first in order stays."""
-    run = running({"first": 1, "cheap": 5, "dear": 8})
+    """5 tokens in 2 blocks are 2.5 a block, 3 in 1 are 3, 8 in 2 are 4; the first stays."""
+    run = running({"first": 1, "cheap": 5, "small": 3, "dear": 8})
     assert victim(run) == "cheap"
     run.finish()
 
@@ -41,10 +41,12 @@ def test_the_last_in_order_yields_among_equals() -> None:
 
 
 def test_who_has_yielded_before_weighs_more() -> None:
-    run = running({"first": 1, "cheap": 5, "dear": 8})
+    """With the token drawn meanwhile: 2 * 6 / 2 a block against 8 / 2."""
+    run = running({"first": 1, "cheap": 5, "dear": 7})
+    assert victim(run) == "cheap"
     assert run.preempt("cheap")
     run.step()
-    assert victim(run) == "dear"  # 2 * 2.5 against 9 / 3, with the token drawn meanwhile
+    assert victim(run) == "dear"
     run.finish()
 
 

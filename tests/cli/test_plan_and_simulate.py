@@ -34,6 +34,17 @@ def test_plan_as_json_with_a_link(capsys: pytest.CaptureFixture[str]) -> None:
     assert first["swap_seconds"] == pytest.approx(128 * 2**19 / 25e9)
 
 
+def test_plan_with_pieces(capsys: pytest.CaptureFixture[str]) -> None:
+    link = ["--link", "25GB", "--flops", "1.5e14", "--parameters", "7e9", "--piece-us", "5"]
+    assert run(["plan", *SOURCE, *link, "--json"]) == 0
+    blocks = json.loads(capsys.readouterr().out)["recovery"][0]
+    assert blocks["swap_seconds"] == pytest.approx(128 * 2**19 / 25e9 + 8 * 5e-6)
+    assert run(["plan", *SOURCE, *link, "--piece", "1KiB", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["recovery"][0]["crossover_bytes_per_second"] is None
+    assert run(["plan", *SOURCE, *link, "--piece", "1KiB"]) == 0
+    assert "never" in capsys.readouterr().out
+
+
 def test_plan_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = {
         "num_hidden_layers": 2,
@@ -68,6 +79,9 @@ SWAP = ("--model-shape", "1,2,1", "--link", "1GB", "--flops", "1e14", "--paramet
         (["--model-shape", "1,2,3", "--memory", "9" * 400], "is more than 2**63 bytes"),
         (["--model-shape", "1,2," + "9" * 400], "give at least 1 and less than"),
         (["--model-shape", "1,2,3", "--reserve", "9" * 400], "give at least 1 and less than"),
+        (["--model-shape", "1,2,3", "--piece-us", "5"], "--piece and --piece-us are about copying"),
+        ([*SWAP, "--piece-us", "-5"], "piece_seconds=-5e-06"),
+        ([*SWAP, "--piece", "lots"], "--piece='lots' is not a size"),
         ([*SWAP, "--flops", "inf"], "flops=inf: give at least 1 and less than"),
         ([*SWAP, "--flops", "1e-320"], "flops=1e-320: give at least 1 and less than"),
         ([*SWAP, "--parameters", "inf"], "parameters=inf"),

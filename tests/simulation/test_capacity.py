@@ -35,6 +35,19 @@ def test_copying_beats_computing_above_the_crossover() -> None:
         assert faster.swap_seconds(tokens) < faster.recompute_seconds(tokens)
 
 
+def test_small_pieces_make_copying_slow() -> None:
+    # 2048 tokens of 512 KiB are 1 GiB: 128 blocks of 8 MiB, or 65,536 pieces of 16 KiB.
+    plain = Recovery(SHAPE, 7e9, 4096, 1.5e14, 25e9)
+    blocks = Recovery(SHAPE, 7e9, 4096, 1.5e14, 25e9, 1, 2**23, 5e-6)
+    heads = Recovery(SHAPE, 7e9, 4096, 1.5e14, 25e9, 2, 2**14, 5e-6)
+    seconds = plain.swap_seconds(2048)
+    assert blocks.swap_seconds(2048) == pytest.approx(seconds + 128 * 5e-6)
+    assert heads.swap_seconds(2048) == pytest.approx(2 * (seconds + 65_536 * 5e-6))
+    assert heads.crossover_link(2048) == float("inf")  # 0.33 s for the pieces of one direction
+    at = Recovery(SHAPE, 7e9, 4096, 1.5e14, blocks.crossover_link(2048), 1, 2**23, 5e-6)
+    assert at.swap_seconds(2048) == pytest.approx(at.recompute_seconds(2048))
+
+
 def test_long_contexts_favour_copying() -> None:
     recovery = Recovery(SHAPE, 7e9, 4096, 1.5e14, 1e9)
     assert recovery.crossover_link(32_768) < recovery.crossover_link(128)
@@ -55,6 +68,8 @@ def test_long_contexts_favour_copying() -> None:
         (lambda: Recovery(SHAPE, 7e9, 4096, 0.0, 1e9), "flops=0.0"),
         (lambda: Recovery(SHAPE, float("nan"), 4096, 1.0, 1e9), "parameters=nan"),
         (lambda: Recovery(SHAPE, 7e9, 4096, 1.0, 1e9, 3), "ways=3"),
+        (lambda: Recovery(SHAPE, 7e9, 4096, 1.0, 1e9, 1, 0.0), "piece_bytes=0.0"),
+        (lambda: Recovery(SHAPE, 7e9, 4096, 1.0, 1e9, 1, 1.0, -1.0), "piece_seconds=-1.0"),
     ],
 )
 def test_impossible_numbers_are_refused(make: object, why: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import math
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
@@ -62,6 +63,17 @@ def plan(
         str | None,
         typer.Option(help="Bytes a second to host memory: 25GB, 12GiB.", metavar="SIZE"),
     ] = None,
+    piece: Annotated[
+        str | None,
+        typer.Option(
+            help="Bytes that are copied in one piece. Default: a block, all layers together.",
+            metavar="SIZE",
+        ),
+    ] = None,
+    piece_us: Annotated[
+        float | None,
+        typer.Option(help="Microseconds more for each piece copied. Default: 0.", metavar="NUMBER"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
     """What a model's K/V take, how many sequences fit, and when copying beats computing."""
@@ -76,6 +88,14 @@ def plan(
             flops,
             link,
         )
+        block = block_size * shape.token_bytes
+        recovery = replace(
+            recovery,
+            piece_bytes=float(block if piece is None else parse_bytes(piece, "--piece")),
+            piece_seconds=(piece_us or 0.0) / 1e6,
+        )
+    elif piece is not None or piece_us is not None:
+        raise ConfigError("--piece and --piece-us are about copying: give --link and --flops too")
     if as_json:
         print(json.dumps(_facts(capacity, recovery)))
         return
@@ -136,7 +156,7 @@ def _facts(capacity: Capacity, recovery: Recovery | None) -> dict[str, Any]:
                 "tokens": tokens,
                 "swap_seconds": recovery.swap_seconds(tokens),
                 "recompute_seconds": recovery.recompute_seconds(tokens),
-                "crossover_bytes_per_second": recovery.crossover_link(tokens),
+                "crossover_bytes_per_second": _finite(recovery.crossover_link(tokens)),
             }
             for tokens in _LENGTHS
         ]
@@ -186,11 +206,17 @@ def _recovery_table(recovery: Recovery) -> Table:
         table.add_column(name, justify="right")
     for tokens in _LENGTHS:
         swap, recompute = recovery.swap_seconds(tokens), recovery.recompute_seconds(tokens)
+        above = recovery.crossover_link(tokens)
         table.add_row(
             f"{tokens:,}",
             format_time(swap),
             format_time(recompute),
             "swap" if swap < recompute else "recompute",
-            f"{format_size(recovery.crossover_link(tokens))}/s",
+            "never" if above == math.inf else f"{format_size(above)}/s",
         )
     return table
+
+
+def _finite(value: float) -> float | None:
+    """As JSON has it: it knows no infinity."""
+    return None if value == math.inf else value

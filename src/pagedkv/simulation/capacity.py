@@ -5,6 +5,7 @@ Also when copying K/V over a link beats computing them anew.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from pagedkv.errors import ConfigError
@@ -94,8 +95,9 @@ class Capacity:
 class Recovery:
     """A preempted sequence's K/V copied back over a link, or computed anew.
 
-    Copying n tokens takes x * n * token_bytes / link: x = 2 when both ways are waited for, 1 when
-    the way out was not. A prefill of n tokens takes
+    Copying n tokens takes x * (n * token_bytes / link + pieces * piece_seconds): x = 2 when both
+    ways are waited for, 1 when the way out was not; a piece is contiguous memory, and many small
+    ones are what makes swapping slow. A prefill of n tokens takes
     n * (2 * parameters + 2 * layers * width * n) / flops, width = query heads * head_dim: the
     matrices, and causal attention at half the full square.
     """
@@ -106,20 +108,34 @@ class Recovery:
     flops: float  # per second, as reached in a prefill
     link: float  # bytes per second, as reached
     ways: int = 1
+    piece_bytes: float = float(2**63)  # all in one piece
+    piece_seconds: float = 0.0  # a piece, whatever its size
 
     def __post_init__(self) -> None:
-        for name in ("parameters", "attention_width", "flops", "link"):
+        for name in ("parameters", "attention_width", "flops", "link", "piece_bytes"):
             _check(name, getattr(self, name), 1e30)
+        if not 0 <= self.piece_seconds < 1e9:
+            raise ConfigError(f"piece_seconds={self.piece_seconds}: give at least 0")
         if self.ways not in (1, 2):
             raise ConfigError(f"ways={self.ways}: 1, or 2 when copying out is waited for too")
 
     def swap_seconds(self, tokens: int) -> float:
-        return self.ways * tokens * self.shape.token_bytes / self.link
+        size = tokens * self.shape.token_bytes
+        return self.ways * (size / self.link + self._starting_seconds(size))
+
+    def _starting_seconds(self, size: int) -> float:
+        """What the pieces of a copy in one direction take beside their bytes."""
+        return math.ceil(size / self.piece_bytes) * self.piece_seconds
 
     def recompute_seconds(self, tokens: int) -> float:
         attention = 2 * self.shape.layers * self.attention_width * tokens
         return tokens * (2 * self.parameters + attention) / self.flops
 
     def crossover_link(self, tokens: int) -> float:
-        """Bytes per second from which on copying `tokens` tokens is the faster way."""
-        return self.ways * tokens * self.shape.token_bytes / self.recompute_seconds(tokens)
+        """Bytes per second from which on copying `tokens` tokens is the faster way.
+
+        Infinity where the pieces alone take longer than computing anew.
+        """
+        size = tokens * self.shape.token_bytes
+        left = self.recompute_seconds(tokens) / self.ways - self._starting_seconds(size)
+        return size / left if left > 0 else math.inf

@@ -7,7 +7,7 @@ from harness import VOCAB, Run, solo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-POLICIES = ["deadline"]
+POLICIES = ["deadline", "fair+deadline"]
 
 
 def order_of_ends(run: Run) -> list[str]:

@@ -25,6 +25,12 @@ def check_seconds(name: str, value: object) -> None:
         raise ConfigError(f"{name}={value!r:.200} must be seconds above 0, at most 1e9")
 
 
+def check_amount(name: str, value: object) -> None:
+    """ConfigError, naming the setting, unless `value` is a number from 0 to 10**9."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1e9:
+        raise ConfigError(f"{name}={value!r:.200} must be a number from 0 to 1e9")
+
+
 def check_flag(name: str, value: object) -> None:
     """ConfigError, naming the setting, unless `value` is True or False."""
     if not isinstance(value, bool):
@@ -47,8 +53,9 @@ class SchedulerConfig:
     token ids are only checked to be non-negative int32. public_prefixes: token ids of beginnings
     of prompts that all tenants share; the longest one with which a prompt begins, whole, counts.
     policy: who is served first and who yields, see `policies`. ageing: seconds of waiting that
-    outweigh a step in priority. tenants: pairs of a name and what it is granted; default_tenant:
-    what each tenant gets that is not named, and requests without a tenant, which are one together.
+    outweigh a step in priority, and after which those who have no `ttft_slo` are due. tenants:
+    pairs of a name and what it is granted; default_tenant: what each tenant gets that is not named,
+    and requests without a tenant, which are one together.
 
     admission: what has to fit in the pool before a waiting request starts: its first chunk, or all
     its known tokens ("prompt"), both beside what runs now; or the prompt and max_tokens of all
@@ -61,6 +68,9 @@ class SchedulerConfig:
 
     overload: what becomes of requests whose first token cannot come in time, under policies with
     deadlines: they are served when nobody else is, or end with finish reason "deadline".
+    urgent_slack, urgent_service: under "fair+deadline" a request that has to start within so many
+    seconds goes first if its tenant has been given at most so much more than the one with the
+    least; service is 1 a prompt token and 2 an output token, over the tenant's weight.
     Raises ConfigError naming the setting.
     """
 
@@ -81,6 +91,8 @@ class SchedulerConfig:
     tenants: tuple[tuple[str, Tenant], ...] = ()
     default_tenant: Tenant = ORDINARY
     overload: str = "best_effort"
+    urgent_slack: float = 1.0
+    urgent_service: float = 4096.0
 
     def __post_init__(self) -> None:
         check_integer("max_num_seqs", self.max_num_seqs, 1, MAX_NUM_SEQS)
@@ -101,6 +113,8 @@ class SchedulerConfig:
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1)
         check_seconds("ageing", self.ageing)
+        check_amount("urgent_slack", self.urgent_slack)
+        check_amount("urgent_service", self.urgent_service)
         check_tenants(self.tenants, self.default_tenant)
         if not isinstance(self.public_prefixes, tuple):
             raise ConfigError(

@@ -66,7 +66,7 @@ class TimedExecutor:
         step = self._steps.pop(ticket)
         seconds = self.cost.seconds(step)
         self.clock.advance(seconds)
-        tokens = [(s.key * 7919 + s.position * 104_729) % self.vocab_size for s in step.samples]
+        tokens = [self.token(s.key, s.position) for s in step.samples]
         return Result(
             tokens=np.array(tokens, np.int32),
             indptr=np.arange(len(tokens) + 1, dtype=np.int32),
@@ -81,6 +81,12 @@ class TimedExecutor:
             ),
             duration=seconds,
         )
+
+    def token(self, key: int, position: int) -> int:
+        """The token drawn there. With `vocab_size` 32,000 no two of 32,000 positions in a row have
+        the same one for a key.
+        """
+        return (key * 7919 + position * 104_729) % self.vocab_size
 
     def _score(self, token: int, top: int) -> TokenLogprobs:
         ids = np.array([token, *range(min(top, self.vocab_size))], np.int32)

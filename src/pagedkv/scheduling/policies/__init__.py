@@ -10,6 +10,7 @@ from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.cost import CostModel
 from pagedkv.scheduling.policies.deadline import Deadline
 from pagedkv.scheduling.policies.fair import Fair
+from pagedkv.scheduling.policies.fair_deadline import FairDeadline
 from pagedkv.scheduling.policies.fcfs import Fcfs
 from pagedkv.scheduling.policies.interface import Policy
 from pagedkv.scheduling.policies.priority import Priority
@@ -22,6 +23,13 @@ POLICIES: Mapping[str, Callable[[SchedulerConfig, TenantTable, CostModel], Polic
             "priority": lambda config, tenants, cost: Priority(config.ageing),
             "deadline": lambda config, tenants, cost: Deadline(config.ageing, cost),
             "fair": lambda config, tenants, cost: Fair(tenants),
+            "fair+deadline": lambda config, tenants, cost: FairDeadline(
+                tenants,
+                Deadline(config.ageing, cost),
+                cost,
+                config.urgent_slack,
+                config.urgent_service,
+            ),
         }
     )
 )

@@ -27,14 +27,14 @@ class Deadline(Fcfs):
     def key(self, request: Request) -> Key:
         return service_due(request, self._ageing), request.order
 
-    def yield_class(self, request: Request, now: float) -> float:
+    def yield_class(self, request: Request, now: float) -> tuple[float, ...]:
         """Slack that is left after coming back: who can best afford it yields first.
 
         Infinity where nothing more is wanted in time.
         """
         due = math.inf if request.demoted else next_due(request)
         if math.isinf(due):
-            return due
+            return (due,)
         computed = sum(branch.computed for branch in request.branches)
         left = sum(branch.known - branch.computed for branch in request.branches)
-        return due - now - self._cost.recompute_seconds(computed + left)
+        return (due - now - self._cost.recompute_seconds(computed + left),)

@@ -34,8 +34,8 @@ class Fair(Fcfs):
         heads = (line.head for line in lines)
         return min(heads, key=lambda head: (self.counters[head.tenant], *self.key(head)))
 
-    def yield_class(self, request: Request, now: float) -> float:
-        return self.counters[request.tenant]
+    def yield_class(self, request: Request, now: float) -> tuple[float, ...]:
+        return (self.counters[request.tenant],)
 
     def joined(self, tenant: str | None, others: Sequence[str | None]) -> None:
         self.counters.join(tenant, others)

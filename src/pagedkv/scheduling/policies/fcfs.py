@@ -20,8 +20,8 @@ class Fcfs:
     def choose(self, lines: Sequence[Line], now: float) -> Request:
         return min((line.head for line in lines), key=self.key)
 
-    def yield_class(self, request: Request, now: float) -> float:
-        return 0.0
+    def yield_class(self, request: Request, now: float) -> tuple[float, ...]:
+        return ()
 
     def joined(self, tenant: str | None, others: Sequence[str | None]) -> None:
         """Nothing is counted."""

@@ -31,8 +31,8 @@ class Policy(Protocol):
         may start one more request."""
         ...
 
-    def yield_class(self, request: Request, now: float) -> float:
-        """Running requests with the highest number give their blocks up first."""
+    def yield_class(self, request: Request, now: float) -> tuple[float, ...]:
+        """Running requests with the highest numbers give their blocks up first."""
         ...
 
     def joined(self, tenant: str | None, others: Sequence[str | None]) -> None:

@@ -21,6 +21,6 @@ class Priority(Fcfs):
     def key(self, request: Request) -> Key:
         return request.arrival + request.priority * self._ageing, request.arrival, request.order
 
-    def yield_class(self, request: Request, now: float) -> float:
+    def yield_class(self, request: Request, now: float) -> tuple[float, ...]:
         """The highest number; between equals of it ageing does not count."""
-        return float(request.priority)
+        return (float(request.priority),)

@@ -145,6 +145,12 @@ def test_simulate_serve(trace: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (facts["requests"], facts["failed"], facts["prompt_tokens"]) == (3, 0, 22)
     assert run(["simulate", "serve", "--requests", "20", "--blocks", "64"]) == 0
     assert "empty slots of held blocks" in capsys.readouterr().out
+    pressed = ["simulate", "serve", "--requests", "40", "--rate", "50", "--blocks", "64", "--json"]
+    preemptions = []
+    for mode in ("prompt", "max_tokens"):
+        assert run([*pressed, "--admission", mode]) == 0
+        preemptions.append(json.loads(capsys.readouterr().out)["preemptions"])
+    assert preemptions[0] > preemptions[1] == 0
     for wrong, why in (
         (["--rate", "0"], "rate=0"),
         (["--requests", "0"], "requests=0"),
@@ -177,6 +183,8 @@ def test_simulate_allocators(trace: Path, capsys: pytest.CaptureFixture[str]) ->
         (["allocators", "--step-ms", "inf"], "step_seconds=inf"),
         (["serve", "--requests", "-1"], "requests=-1"),
         (["serve", "--step-ms", "-1"], "--step-ms=-1.0: give at least 0"),
+        (["serve", "--admission", "all"], "'prompt', 'max_tokens', 'expected_peak'"),
+        (["serve", "--watermark", "-0.1"], "watermark=-0.1 must be a number from 0 to 1"),
     ],
 )
 def test_a_trace_is_not_simulated_with(

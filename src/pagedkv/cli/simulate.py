@@ -237,6 +237,28 @@ def serve(
     max_model_len: Annotated[
         int, typer.Option(help="Most tokens of a request.", metavar="INTEGER")
     ] = 16_384,
+    admission: Annotated[
+        str,
+        typer.Option(
+            help="What has to fit before a request starts: first_chunk, prompt, max_tokens or "
+            "expected_peak.",
+            metavar="TEXT",
+        ),
+    ] = "prompt",
+    admission_quantile: Annotated[
+        float,
+        typer.Option(
+            help="expected_peak: of its tenant's recent outputs, how long one is taken to be.",
+            metavar="NUMBER",
+        ),
+    ] = 0.9,
+    watermark: Annotated[
+        float,
+        typer.Option(
+            help="Share of the pool that a start leaves free beside those who run.",
+            metavar="NUMBER",
+        ),
+    ] = 0.0,
     step_ms: Annotated[
         float | None,
         typer.Option(help="Milliseconds of any step. Default: 19.9.", metavar="NUMBER"),
@@ -284,7 +306,16 @@ def serve(
     cost = step_cost(Line(step_ms, token_us, context_us), perf_table, model, hardware, tp)
     invented = Invented(rate, tenants, arrivals, prompt_tokens, output_tokens, lengths, seed)
     wanted = workload(trace, requests, speed, invented)
-    server = Server(blocks, block_size, max_num_seqs, token_budget, max_model_len)
+    server = Server(
+        blocks,
+        block_size,
+        max_num_seqs,
+        token_budget,
+        max_model_len,
+        admission=admission,
+        admission_quantile=admission_quantile,
+        watermark=watermark,
+    )
     run = simulate(wanted, server, cost)
     if isinstance(cost, SplitwiseCost) and cost.steps_outside:
         Console(stderr=True, highlight=False).print(

@@ -103,7 +103,7 @@ class SchedulerConfig:
             check_integer("vocab_size", self.vocab_size, 1, 2**31)
         if self.admission not in ADMISSIONS:
             raise ConfigError(
-                f"admission={self.admission!r:.200}: use one of {', '.join(ADMISSIONS)}"
+                f"admission={self.admission!r:.200}: use one of {', '.join(map(repr, ADMISSIONS))}"
             )
         if self.overload not in OVERLOADS:
             raise ConfigError(f"overload={self.overload!r:.200}: use one of {', '.join(OVERLOADS)}")

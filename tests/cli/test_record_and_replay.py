@@ -58,3 +58,19 @@ def test_a_recording_that_cannot_be_written_is_refused(
     path = tmp_path / "missing" / "run"
     assert run(["generate", "one", "--model", model, "--record", str(path)]) == 2
     assert "--record=" in capsys.readouterr().err
+
+
+def test_requests_are_simulated_at_the_cost_of_a_recorded_run(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run"
+    given = ["--model", model, "--num-blocks", "64", "--max-tokens", "60", "--no-chat"]
+    assert run(["generate", "one", "a prompt", *given, "--record", str(path)]) == 0
+    capsys.readouterr()
+    served = ["simulate", "serve", "--requests", "9", "--recording", str(path)]
+    assert run([*served, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["seconds"] > 0
+    assert run([*served, "--step-ms", "5"]) == 2
+    assert "--step-ms and --recording exclude each other" in capsys.readouterr().err
+    assert run([*served, "--perf-table", str(path)]) == 2
+    assert "--perf-table and --recording exclude each other" in capsys.readouterr().err

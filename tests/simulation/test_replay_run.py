@@ -268,14 +268,18 @@ def test_a_run_that_was_killed_is_replayed_as_far_as_it_goes(tmp_path: Path) -> 
 
 def test_steps_and_results_can_be_observed(tmp_path: Path) -> None:
     record(tmp_path / "run", 7)
-    seen: list[tuple[Step, Result]] = []
-    run = replay_run(tmp_path / "run", lambda step, result: seen.append((step, result)))
+    seen: list[tuple[float, Step, Result]] = []
+    run = replay_run(tmp_path / "run", lambda *given: seen.append(given))
     assert len(seen) == run.num_steps
     durations = [
         line["result"]["duration"] for line in lines_of(tmp_path / "run") if "result" in line
     ]
-    assert [result.duration for _, result in seen] == durations
-    assert all(isinstance(step.tokens, np.ndarray) for step, _ in seen)
+    assert [result.duration for _, _, result in seen] == durations
+    times = [line["at"] for line in lines_of(tmp_path / "run") if "at" in line]
+    assert [now for now, _, _ in seen] == [
+        time for time in times if time in {n for n, _, _ in seen}
+    ]
+    assert all(isinstance(step.tokens, np.ndarray) for _, step, _ in seen)
 
 
 @stops_early

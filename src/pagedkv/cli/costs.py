@@ -1,4 +1,4 @@
-"""What a simulated step takes: a straight line, or a table that somebody has published."""
+"""What a simulated step takes: a straight line, a published table, or a recorded run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from pagedkv.cli.workload import find_trace
 from pagedkv.errors import ConfigError
 from pagedkv.simulation.executor import LinearCost, StepCost
+from pagedkv.simulation.fitted import FittedCost
 from pagedkv.simulation.perf_tables import read_cost
 
 
@@ -50,14 +51,18 @@ def step_cost(
     model: str | None,
     hardware: str | None,
     tensor_parallel: int | None,
+    recording: Path | None = None,
 ) -> StepCost:
     """The cost that the options ask for. ConfigError for options that exclude each other."""
+    if recording is not None:
+        for option in [*line.given(), *(["--perf-table"] if perf_table is not None else [])]:
+            raise ConfigError(f"{option} and --recording exclude each other: leave one out")
     of_table = {"--model": model, "--hardware": hardware, "--tp": tensor_parallel}
     if perf_table is None:
         for option, given in of_table.items():
             if given is not None:
                 raise ConfigError(f"{option} chooses from a table: give --perf-table too")
-        return line.cost()
+        return line.cost() if recording is None else FittedCost.of(recording)
     for option in line.given():
         raise ConfigError(f"{option} and --perf-table exclude each other: leave one out")
     if model is None:

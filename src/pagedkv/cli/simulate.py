@@ -290,6 +290,12 @@ def serve(
     tp: Annotated[
         int | None, typer.Option(help="Tensor parallelism, of the table.", metavar="INTEGER")
     ] = None,
+    recording: Annotated[
+        Path | None,
+        typer.Option(
+            help="Instead: costs of the machine that made this recording.", metavar="FILE"
+        ),
+    ] = None,
     report: Annotated[
         Path | None,
         typer.Option(help="Write one HTML page with plots here, too.", metavar="FILE"),
@@ -303,7 +309,9 @@ def serve(
     """
     if report is not None:
         check_report(report)
-    cost = step_cost(Line(step_ms, token_us, context_us), perf_table, model, hardware, tp)
+    cost = step_cost(
+        Line(step_ms, token_us, context_us), perf_table, model, hardware, tp, recording
+    )
     invented = Invented(rate, tenants, arrivals, prompt_tokens, output_tokens, lengths, seed)
     wanted = workload(trace, requests, speed, invented)
     server = Server(

@@ -24,7 +24,7 @@ from pagedkv.scheduling.tiering import LowerTiers
 from pagedkv.tiers.names import BlockName, Namer
 
 _MESSAGES = {kind.__name__: kind for kind in (Add, Abort, Drain)}
-Observer = Callable[[Step, Result], None]
+Observer = Callable[[float, Step, Result], None]
 
 
 class Difference(NamedTuple):
@@ -64,10 +64,11 @@ class _EndOfRecording(BaseException):
 
 
 class RecordedExecutor:
-    """An Executor that gives back what was recorded. `outcome`: of the next step."""
+    """An Executor that gives back what was recorded: `outcome`, of the step planned at `now`."""
 
     def __init__(self, observe: Observer | None = None) -> None:
         self.outcome: Result | BaseException | None = None
+        self.now = 0.0
         self._observe = observe
         self._step: Step | None = None
 
@@ -82,7 +83,7 @@ class RecordedExecutor:
         if isinstance(outcome, BaseException):
             raise outcome
         if self._observe is not None and self._step is not None:
-            self._observe(self._step, outcome)
+            self._observe(self.now, self._step, outcome)
         return outcome
 
 
@@ -118,8 +119,8 @@ class _Iteration:
 def replay_run(path: Path, observe: Observer | None = None) -> ReplayedRun:
     """Replays a recording up to the first decision that differs.
 
-    observe: told of every step and its recorded Result. ConfigError names the line of the file that
-    cannot be read. A run that was killed is replayed as far as it was recorded.
+    observe: told of the `now` of every step, the step, and its recorded Result. ConfigError names
+    the line of the file that cannot be read. A run that was killed is replayed as far as it goes.
     """
     lines = read_lines(path, RECORDING)
     number, settings = next(lines, (2, {}))
@@ -154,7 +155,7 @@ def _iterate(
     if iteration.now is not None:
         for message in iteration.messages:
             core.send(message)
-        executor.outcome = iteration.outcome
+        executor.outcome, executor.now = iteration.outcome, iteration.now
         below.answers = deque(iteration.found)
         try:
             core.step(iteration.now)

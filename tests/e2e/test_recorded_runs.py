@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pagedkv import LLM, BeamSearchParams, SamplingParams
+from pagedkv.engine.tiers import TierConfig
 from pagedkv.simulation.replay_run import replay_run
 
 PROMPTS = [
@@ -21,8 +22,8 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[None, TierConfig(host_memory=2**24)], ids=["", "tiers"])
+def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Arrivals while others run, aborts, samples, beams, a stop string, in 14 blocks of 4."""
     path = tmp_path_factory.mktemp("recorded") / "run"
     llm = LLM(
@@ -32,6 +33,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
         max_model_len=44,
         max_num_seqs=6,
         max_num_batched_tokens=16,
+        tiers=request.param,
         record=path,
     )
     engine, later = llm.engine, list(enumerate(PROMPTS))
@@ -62,6 +64,8 @@ def test_the_run_has_been_under_pressure(recording: Path) -> None:
     ends = {reason for line in lines if line.get("kind") == "end" for reason in line["reasons"]}
     assert ends >= {"length", "abort"}
     assert any("Abort" in line for line in lines)
+    tiered = lines[1]["settings"]["tier_block_bytes"] is not None
+    assert tiered == any(line.get("loads") for line in lines)
 
 
 def test_the_decision_log_of_the_replay_is_identical(recording: Path) -> None:

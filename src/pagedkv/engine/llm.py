@@ -245,7 +245,8 @@ class LLM:
         """Completes the files that were asked for. Nothing is to be run any more."""
         if self._recorder is not None:
             self._recorder.close()
-        self.engine.core.scheduler.log.finish()
+        else:
+            self.engine.core.scheduler.finish()
         if self._decisions is not None:
             self._decisions.close()
         if self._tier is not None:

@@ -41,7 +41,7 @@ class Recorder:
 
     def __init__(self, path: str | Path, scheduler: Scheduler) -> None:
         """ConfigError: the file cannot be written."""
-        self._log = scheduler.log
+        self._scheduler = scheduler
         self._file = LineWriter(path, RECORDING, "record")
         pool = {name: getattr(scheduler.manager, name) for name in POOL}
         tiering = scheduler.tiering
@@ -55,7 +55,7 @@ class Recorder:
         )
         if tiering is not None:
             tiering.watchers.append(lambda found: self._write("found", found))
-        self._log.follow(lambda entry: self._file.write(entry.line()))
+        scheduler.log.follow(lambda entry: self._file.write(entry.line()))
 
     def begin(self, now: float) -> None:
         """An iteration begins."""
@@ -80,9 +80,9 @@ class Recorder:
         self._write("failure", {"kind": kind, "type": type(error).__name__, "text": text})
 
     def close(self) -> None:
-        """The run is over: so are the waits that the log has not closed."""
+        """The run is over: so is the scheduler's log."""
         self._write("end", None)
-        self._log.finish()
+        self._scheduler.finish()
         self._file.close()
 
     def _write(self, name: str, value: Any) -> None:

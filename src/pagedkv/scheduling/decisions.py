@@ -95,14 +95,14 @@ class DecisionLog:
         """What is decided from now on is decided for this step, at this time."""
         self._step, self._now = step, now
 
-    def note(self, kind: str, request: str = "", **numbers: object) -> None:
+    def note(self, kind: str, request: str = "", /, **numbers: object) -> None:
         """A decision. It ends the wait of the request."""
         if not self._wanted:
             return
         self._end_wait(request)
         self._keep(Decision(self._step, self._now, kind, request, numbers))
 
-    def wait(self, request: str, reason: str, **numbers: object) -> None:
+    def wait(self, request: str, reason: str, /, **numbers: object) -> None:
         """A request is left waiting in this plan. reason: a word of `explain`."""
         if self._wanted and not self.still_waits(request, reason):
             self._end_wait(request)

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from pagedkv.errors import RequestError
-from pagedkv.scheduling.decisions import STEP, WAIT, Decision
+from pagedkv.scheduling.decisions import WAIT, Decision
 
 _LIMITS = {
     "budget": "that was what the step's budget had left",
@@ -35,7 +35,7 @@ def explain(log: Iterable[Decision], name: str, num_dropped: int = 0) -> str:
     for entry in log:
         if entry.kind == "preempt":
             shortages.append(entry.step)
-        if entry.kind == STEP or name not in (entry.request, entry.request.rpartition("#")[0]):
+        if not entry.request or name not in (entry.request, entry.request.rpartition("#")[0]):
             continue
         if entry.kind in ("arrive", "refuse") or entry.request not in last:
             last[entry.request] = []

@@ -143,6 +143,11 @@ class Scheduler:
         """Accepts nothing more; what is here is finished."""
         self._draining = True
 
+    def finish(self) -> None:
+        """Nothing more comes: the log gets what steps took, and the waits that go on."""
+        self.log.note("cost", **self.cost.describe())
+        self.log.finish()
+
     # Steps
 
     def plan(self, now: float) -> Step | None:

@@ -167,7 +167,7 @@ def _iterate(
     for _ in range(iteration.resets):
         core.reset_prefix_cache()
     if iteration.end:
-        core.scheduler.log.finish()
+        core.scheduler.finish()
 
 
 def _core(settings: dict[str, Any], executor: RecordedExecutor, below: RecordedBelow) -> EngineCore:

@@ -103,6 +103,13 @@ def test_a_request_that_waits_gives_one_block_after_the_other() -> None:
     assert (partial["shortages"], partial["tokens_restored"], partial["steps"]) == (2, 8, 16)
 
 
+def test_what_a_request_has_kept_helps_it_back() -> None:
+    # In 6 blocks of 4 the third loses one of two; when the second ends, two more are enough.
+    trace = make([(8, 4, 0), (2, 2, 0), (8, 4, 0)])
+    partial = compare(trace, 24, block_size=4, step_seconds=1.0)["paged, partial"]
+    assert (partial["tokens_restored"], partial["steps"]) == (4, 6)
+
+
 def test_partial_drops_restore_less_and_end_alike() -> None:
     trace = make_trace(300, 20.0, 60, 40, seed=1)
     reports = compare(trace, 1200)

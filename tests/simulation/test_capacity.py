@@ -42,6 +42,8 @@ def test_small_pieces_make_copying_slow() -> None:
     heads = Recovery(SHAPE, 7e9, 4096, 1.5e14, 25e9, 2, 2**14, 5e-6)
     seconds = plain.swap_seconds(2048)
     assert blocks.swap_seconds(2048) == pytest.approx(seconds + 128 * 5e-6)
+    # 100 tokens of 512 KiB begin a seventh piece.
+    assert blocks.swap_seconds(100) == pytest.approx(plain.swap_seconds(100) + 7 * 5e-6)
     assert heads.swap_seconds(2048) == pytest.approx(2 * (seconds + 65_536 * 5e-6))
     assert heads.crossover_link(2048) == float("inf")  # 0.33 s for the pieces of one direction
     at = Recovery(SHAPE, 7e9, 4096, 1.5e14, blocks.crossover_link(2048), 1, 2**23, 5e-6)

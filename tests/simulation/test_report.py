@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from html.parser import HTMLParser
 
 import numpy as np
@@ -88,8 +89,12 @@ def test_equal_runs_give_equal_pages() -> None:
 
 
 def test_names_of_tenants_are_text() -> None:
-    names = ("<script>alert(1)</script>", "$x^2$", "_hidden", "a" * 80)
-    text = serve_report(overloaded(tuple(names[i % 4] for i in range(60))), {"<b>": "&"})
+    names = ("<script>alert(1)</script>", "$x^2$", "_hidden", "a" * 80, "\0\n\x1b", "日本")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # no font has every letter
+        text = serve_report(overloaded(tuple(names[i % 6] for i in range(60))), {"<b>": "&"})
+    assert not {"\0", "\x1b"} & set(text)
+    assert ">日本<" in text
     assert "<script" not in text
     assert "&lt;script&gt;" in text
     assert ">$x^2$<" in text

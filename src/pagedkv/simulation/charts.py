@@ -6,6 +6,7 @@ Lines keep at most a few hundred points: whoever calls has averaged before (see 
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -141,6 +142,9 @@ def _svg(figure: Figure) -> str:
     text = io.StringIO()
     # Without metadata, which would name addresses of the network.
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    figure.savefig(text, format="svg", bbox_inches="tight", metadata=nothing)
+    with warnings.catch_warnings():
+        # The reader's browser has the letters that the font here lacks.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        figure.savefig(text, format="svg", bbox_inches="tight", metadata=nothing)
     document = text.getvalue()
     return document[document.index("<svg") :]

@@ -233,6 +233,10 @@ def _service(run: SimulatedRun) -> tuple[str, str, str]:
 
 
 def _name(tenant: str | None) -> str:
+    """As a legend has room for it; a page may not have control characters."""
     if tenant is None:
         return "all"
-    return tenant if len(tenant) <= 24 else tenant[:23] + "…"
+    shown = "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in tenant
+    )
+    return shown if len(shown) <= 24 else shown[:23] + "…"

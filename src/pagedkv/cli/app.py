@@ -18,7 +18,8 @@ from pagedkv.cli.main import INTERRUPTED
 from pagedkv.cli.plan import plan
 from pagedkv.cli.replay import replay_log
 from pagedkv.cli.replay_run import replay
-from pagedkv.cli.simulate import allocators, cache, memory, serve
+from pagedkv.cli.simulate import serve
+from pagedkv.cli.simulate_memory import allocators, cache, memory
 from pagedkv.errors import PagedKVError, ReportError
 
 # What the library calls the settings. Words of everyday language stand for a setting only with

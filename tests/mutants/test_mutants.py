@@ -17,6 +17,7 @@ from pathlib import Path
 import catalogue
 import catalogue_attention
 import catalogue_eviction
+import catalogue_log
 import catalogue_pressure
 import catalogue_serving
 import pytest
@@ -30,6 +31,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *catalogue.MUTANTS,
     *catalogue_eviction.MUTANTS,
     *catalogue_serving.MUTANTS,
+    *catalogue_log.MUTANTS,
     *catalogue_pressure.MUTANTS,
     *catalogue_attention.MUTANTS,
 )

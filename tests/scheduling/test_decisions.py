@@ -149,6 +149,8 @@ def test_steps_hold_the_entries_of_the_tables_that_changed():
     run.add("a", range(10), max_tokens=8)
     run.add("b", range(10), max_tokens=8, n=2, temperature=1.0)
     run.finish()
+    run.add("c", range(20, 22), max_tokens=1)  # the shorter table of a row that was another's
+    run.finish()
     tables = np.zeros((run.manager.max_seqs, run.manager.max_blocks_per_seq), np.int32)
     steps = run.scheduler.log.steps
     assert len(steps) == len(run.steps)

@@ -163,7 +163,7 @@ def test_slow_statistics_a_step_touches_nothing_as_large_as_the_pool():
     """They once took an array with an entry for each block of the pool, in every step."""
     num_blocks = 200_000
     scheduler = Scheduler(BlockManager(num_blocks, 4, max_seqs=8), SchedulerConfig(8, 16, 64))
-    core = EngineCore(scheduler, TimedExecutor(VirtualClock(), LinearCost(0.0, 0.0)))
+    core = EngineCore(scheduler, TimedExecutor(VirtualClock(), LinearCost(0.001, 0.0)))
     for i in range(4):
         core.send(add(str(i), prompt=(i + 1, 2, 3)))
     core.step(0.0)

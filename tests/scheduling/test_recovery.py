@@ -12,6 +12,7 @@ from pagedkv.scheduling.recovery import (
     RECOMPUTE,
     SWAP,
     Holding,
+    Reuse,
     recover,
 )
 
@@ -93,3 +94,16 @@ def test_before_the_model_is_fitted_tokens_are_counted() -> None:
 
 def test_who_releases_nothing_is_no_bargain() -> None:
     assert recover(Holding(30, 0), 1, 4, CostModel()).loss_per_block == math.inf
+
+
+def test_what_others_take_meanwhile_is_a_mean_over_those_who_came_back() -> None:
+    reuse = Reuse()
+    assert reuse.mean == 0.0
+    for gone, held in ((4, 10), (8, 10)):
+        reuse.observe(gone, held)
+    assert reuse.mean == 6.0
+    reuse.observe(2, 2)  # nothing was left: 2 or more
+    assert reuse.mean == 6.0
+    for _ in range(200):
+        reuse.observe(1, 10)
+    assert reuse.mean == pytest.approx(1.0, rel=1e-3)

@@ -58,6 +58,27 @@ def test_with_a_cache_only_what_is_reused_is_lost(caching: bool, yields: str) ->
     run.finish()
 
 
+def test_more_is_lost_than_is_short_if_it_was_so_before() -> None:
+    """B=4, P=7: "late" holds 3 blocks and yields for one; "early" takes another one meanwhile."""
+    run = Run(7, 4, 32)
+    run.add("early", [1] * 12, max_tokens=10)
+    run.add("late", [2] * 11, max_tokens=6)
+    while run.scheduler.stats.num_preemptions == 0:
+        run.step()
+    roster = run.scheduler._roster
+    assert roster.reuse.mean == 0.0 and run.request("late").held_tokens == 12
+    while not run.request("late").branches:
+        run.step()
+    assert roster.reuse.mean == 2.0
+    run.finish()
+    run = running({"first": 4, "other": 21}, prefix_caching=True)
+    roster = run.scheduler._roster
+    roster.reuse.observe(3, 9)
+    found = choose_victim(roster, 1, CostModel(), 0.0).recovery
+    assert (found.kind, found.blocks, found.loss) == ("partial_drop", 3, 9.0)
+    run.finish()
+
+
 def test_the_samples_of_a_group_find_nothing_of_their_own() -> None:
     """2 samples: 8 tokens of the prompt in 2 blocks and one more block each, 12 tokens."""
     run = running({"first": 4, "group": 8, "other": 11}, prefix_caching=True, n=2)

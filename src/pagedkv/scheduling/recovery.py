@@ -8,6 +8,8 @@ from typing import NamedTuple
 from pagedkv.scheduling.cost import CostModel
 
 RECOMPUTE, PARTIAL_DROP, SWAP = "recompute", "partial_drop", "swap"
+# Requests over which `Reuse` takes its mean.
+MEMORY = 16
 
 
 class Holding(NamedTuple):
@@ -47,6 +49,24 @@ class Recovery(NamedTuple):
         return self.loss / self.blocks if self.blocks else math.inf
 
 
+class Reuse:
+    """Blocks of preempted requests that others had taken when they came back.
+
+    They take more than the shortage that made them yield, for all that run go on growing.
+    mean: over some MEMORY requests. One that finds nothing tells only that at least so many go.
+    """
+
+    def __init__(self) -> None:
+        self.mean = 0.0
+        self._seen = 0
+
+    def observe(self, gone: int, held: int) -> None:
+        """A request that held `held` blocks comes back and misses the last `gone` of them."""
+        number = max(float(gone), self.mean) if gone == held else float(gone)
+        self._seen = min(self._seen + 1, MEMORY)
+        self.mean += (number - self.mean) / self._seen
+
+
 def recover(
     holding: Holding,
     needed: int,
@@ -57,7 +77,7 @@ def recover(
     """The way back of the least predicted seconds; the simpler one where two are equal.
 
         recompute     all that it holds alone is computed again
-        partial_drop  only the `needed` >= 1 tail blocks are, where the others stay findable
+        partial_drop  only the `needed` >= 1 tail blocks are, where others stay findable
         swap          what would be computed again is copied out and back in
 
     block_bytes: of one block, which is one piece of a transfer, if there is a tier below the

@@ -147,6 +147,7 @@ class Request:
         self.admitted = False  # ever
         self.admitted_at: float | None = None  # seconds, the first time
         self.num_preemptions = 0
+        self.held_tokens = 0  # `num_computed` when it was preempted last
         self.demoted = False  # given up in overload: stands behind those who can be served in time
         self.first_token_at: float | None = None  # seconds: the plan that drew it
         self.num_passings = 0  # plans that left it waiting for what another request computes

@@ -12,6 +12,7 @@ from pagedkv.scheduling.lengths import OutputLengths
 from pagedkv.scheduling.messages import Add, Delta
 from pagedkv.scheduling.policies.interface import Policy
 from pagedkv.scheduling.queue import WaitingQueue
+from pagedkv.scheduling.recovery import Reuse
 from pagedkv.scheduling.report import conclude_search, end_outputs
 from pagedkv.scheduling.request import Branch, Output, Request
 from pagedkv.scheduling.tenants import TenantTable, check_quota
@@ -22,8 +23,8 @@ class Roster:
     """Every request is in `requests`, and either waits or runs.
 
     running: by the policy's key. awaiting_first_token: `Request.order` of all who wait for their
-    first token; not iterated. lengths: of the outputs that have ended. tiering: None without a tier
-    below the device.
+    first token; not iterated. lengths: of the outputs that have ended. reuse: of what preempted
+    requests held. tiering: None without a tier below the device.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Roster:
         self.running: list[Request] = []
         self.awaiting_first_token: set[int] = set()
         self.lengths = OutputLengths()
+        self.reuse = Reuse()
         self.num_preemptions = 0  # since the start
         self._started: Counter[str | None] = (
             Counter()
@@ -89,6 +91,8 @@ class Roster:
             request.note_prefilled(cached)
             request.admitted_at = now
             self._started[request.tenant] += 1
+        else:
+            self._note_reuse(request, cached)
         request.admitted = True
         branch = Branch(request, seq, request.live, cached)
         request.branches = [branch]
@@ -100,7 +104,7 @@ class Roster:
 
         swap: what it would have to compute again is stored below first.
         """
-        request.swapped = 0
+        request.swapped, request.held_tokens = 0, request.num_computed
         if swap and self.tiering is not None:
             self.tiering.swap_out(request)
         self.close(request.branches)
@@ -186,6 +190,13 @@ class Roster:
             branch.request.branches.remove(branch)
             if self.tiering is None or not self.tiering.closes(branch):
                 self.manager.close(branch.seq)
+
+    def _note_reuse(self, request: Request, cached: int) -> None:
+        """A request comes back of whose tokens `cached` are still there."""
+        # Own tokens of the samples of a group are not looked up.
+        if self.manager.prefix_caching and len(request.outputs) == 1:
+            size, held = self.manager.block_size, request.held_tokens
+            self.reuse.observe(-(-max(0, held - cached) // size), -(-held // size))
 
     def _end_started(self, tenant: str | None) -> None:
         was_full = tenant in self._full_tenants()

@@ -27,13 +27,15 @@ def choose_victim(
     lost before (policies differ in the class, not in the loss); of equals the last in order.
     Everyone here had a row when it was last let in, so nobody is sent back without a step between.
 
-    shortage: blocks that are missing. block_bytes: see `recover`.
+    shortage: blocks that are missing; a closed request has to reckon with the loss of as many, or
+    with what the last ones have lost, if that is more. block_bytes: see `recover`.
     """
     policy, manager = roster.policy, roster.manager
     others = roster.running[1:]
     classes = [policy.yield_class(request, now) for request in others]
     others = [r for r, its in zip(others, classes, strict=True) if its == max(classes)]
     exclusive = manager.exclusive_blocks([[b.seq for b in r.branches] for r in others])
+    needed = max(shortage, round(roster.reuse.mean))
     victims = []
     for request, blocks in zip(others, exclusive.tolist(), strict=True):
         # Own tokens of the samples of a group are replayed, never looked up.
@@ -42,7 +44,7 @@ def choose_victim(
         # What can be found by name has been stored behind, all but the partial tail.
         stored = max(0, blocks - 1) if keeps else 0
         held = Holding(request.num_computed, blocks, stored, keeps)
-        recovery = recover(held, shortage, manager.block_size, cost, block_bytes if lone else None)
+        recovery = recover(held, needed, manager.block_size, cost, block_bytes if lone else None)
         victims.append(Victim(request, recovery))
     return min(
         reversed(victims),

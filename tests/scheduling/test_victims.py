@@ -107,6 +107,14 @@ def test_who_shares_all_it_has_releases_nothing_and_stays() -> None:
     run.finish()
 
 
+def test_who_is_being_loaded_releases_nothing_yet() -> None:
+    run = running({"first": 1, "cheap": 5, "dear": 8})
+    run.request("cheap").branches[0].loading = 1
+    assert victim(run) == "dear"
+    run.request("cheap").branches[0].loading = 0
+    run.finish()
+
+
 def test_predicted_seconds_decide_once_the_model_is_fitted() -> None:
     """40 tokens in 10 blocks are 4 a block as 8 in 2 are, but they attend to more."""
     cost = CostModel()

@@ -33,12 +33,15 @@ def choose_victim(
     policy, manager = roster.policy, roster.manager
     others = roster.running[1:]
     classes = [policy.yield_class(request, now) for request in others]
-    others = [r for r, its in zip(others, classes, strict=True) if its == max(classes)]
+    highest = max(classes)
+    others = [r for r, its in zip(others, classes, strict=True) if its == highest]
     exclusive = manager.exclusive_blocks([[b.seq for b in r.branches] for r in others])
     needed = max(shortage, round(roster.reuse.mean))
     victims = []
     for request, blocks in zip(others, exclusive.tolist(), strict=True):
         # Own tokens of the samples of a group are replayed, never looked up.
+        if any(branch.loading for branch in request.branches):
+            blocks = 0  # they are written until the load has ended
         lone = len(request.live) == 1
         keeps = manager.prefix_caching and lone
         # What can be found by name has been stored behind, all but the partial tail.

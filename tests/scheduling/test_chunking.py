@@ -9,6 +9,10 @@ from harness import Run
 
 from pagedkv.scheduling.chunking import Decodes, step_budget
 from pagedkv.scheduling.cost import CostModel, StepFeatures
+from pagedkv.scheduling.messages import Add
+from pagedkv.scheduling.params import SamplingParams
+from pagedkv.simulation.clock import VirtualClock
+from pagedkv.simulation.executor import LinearCost, TimedExecutor
 
 LIMIT = 1000
 
@@ -75,6 +79,39 @@ def test_a_token_that_is_late_whatever_is_done_bounds_the_step_by_its_pace(cost)
 def test_without_a_target_for_the_first_token_the_pace_counts_from_when_it_came(cost):
     assert look(cost, [(None, 0.5)], 0.25).slack == pytest.approx(0.75)
     assert look(cost, [(0.5, None)], 0.25).slack == math.inf
+
+
+def late_tokens(policy: str) -> int:
+    """Of decodes that want a token every 50 ms, beside prompts that take steps of 110 ms."""
+    run = Run(num_blocks=400, budget=100, max_num_seqs=16, policy=policy)
+    clock = VirtualClock()
+    run.core.executor = TimedExecutor(clock, LinearCost(0.01, 0.001), vocab_size=50)
+    for i in range(40):  # what steps take is known by then
+        run.core.send(Add(f"warm {i}", (i,) * (1 + i), SamplingParams(max_tokens=8), 0.0, i))
+    while run.core.has_unfinished():
+        run.core.step(clock.now)
+    start, late = clock.now, 0
+    drawn = [0] * 4
+    params = SamplingParams(max_tokens=60)
+    for i in range(4):
+        slos = {"ttft_slo": 0.2, "tpot_slo": 0.05}
+        run.core.send(Add(str(i), (i, i), params, start, i, **slos))
+    for i in range(12):
+        add = Add(f"long {i}", (i,) * 150, SamplingParams(max_tokens=1), start + 0.3 * i, i)
+        run.core.send(add)
+    while run.core.has_unfinished():
+        for delta in run.core.step(clock.now)[0]:
+            if delta.request_id in "0123" and delta.token_ids:
+                i = int(delta.request_id)
+                late += clock.now > start + 0.2 + drawn[i] * 0.05 + 1e-9
+                drawn[i] += 1
+    assert drawn == [60] * 4
+    return late
+
+
+def test_no_decode_is_late_for_the_sake_of_a_prefill():
+    assert late_tokens("deadline") == 0
+    assert late_tokens("fcfs") > 20  # the same work makes decodes late
 
 
 def test_prefills_leave_the_decodes_their_slack():

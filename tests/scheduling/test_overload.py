@@ -133,6 +133,22 @@ def test_a_rejected_request_says_with_numbers_why():
     run.check_idle()
 
 
+def test_reviews_of_many_requests_are_further_apart():
+    run = fitted()
+    for i in range(2000):
+        run.add(str(i), [i % 50], max_tokens=1, ttft_slo=1e6)
+    run.step()
+    looked: list[float] = []
+    run.scheduler.overload.expected_output = lambda _: looked.append(run.now) or 1.0
+    for _ in range(10):
+        run.now += INTERVAL
+        run.step()
+    assert len(set(looked)) in (2, 3)  # not 10
+    for i in range(2000):
+        run.abort(str(i))
+    run.finish()
+
+
 def test_without_a_target_nobody_is_given_up():
     run = fitted(overload="reject")
     for i in range(6):

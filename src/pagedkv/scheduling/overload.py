@@ -19,8 +19,10 @@ from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.roster import Roster
 from pagedkv.scheduling.slack import first_due, service_due
 
-# Seconds between two reviews: of the size of a step, far below the time that people wait.
+# Seconds between two reviews: of the size of a step, far below the time that people wait; and as
+# many more for each request that so many of them take a few per cent of the time.
 INTERVAL = 0.1
+INTERVAL_EACH = 2e-4
 # What the work of a request that was given up counts for, so that it comes back only when there is
 # room to spare: requests do not go to and fro with every small change of what is predicted.
 HYSTERESIS = 1.25
@@ -81,12 +83,12 @@ class Overload:
         self.expected_output: Callable[[Request], float] = self._median_output
 
     def review(self, now: float) -> list[Delta]:
-        """Does nothing before INTERVAL has passed since the last one; O(n log n) then."""
+        """Does nothing before some time has passed since the last one; O(n log n) then."""
         if now < self._next or not self._cost.fitted:
             return []
-        self._next = now + INTERVAL
         roster = self._roster
         unserved = [r for r in roster.running if not r.started] + roster.waiting.requests()
+        self._next = now + max(INTERVAL, INTERVAL_EACH * len(unserved))
         if not unserved:
             return []
         prefill, whole = self._works(unserved)

@@ -12,8 +12,9 @@ first requests of the trace are squeezed into 30 minutes so that x times as many
 Targets, mixed evenly: 40 % want the first token in 1 s and 0.1 s a token, 40 % 5 s and 0.2 s, 20 %
 30 s and 0.4 s. On time: first token by arrival + ttft, last of n by (n - 1) * tpot after that.
 A request is worth nothing, and ends, when 1,024 tokens should have been there. Whoever is refused,
-rejected or expires was not on time. At most 64 requests wait, whatever the policy. Requests belong
-to eight tenants, whose shares are as 1, 1/2, ... 1/8. Nobody knows how long an output will be.
+rejected or expires was not on time. At most 64 requests wait (`--waiting`), whatever the policy.
+Requests belong to eight tenants, whose shares are as 1, 1/2, ... 1/8. Nobody knows how long an
+output will be.
 
 Clairvoyant runs, the better of which counts: the policy `deadline` (a) told the true output length
 of every request, which its Moore-Hodgson uses instead of the tenant's median; (b) after requests
@@ -56,7 +57,7 @@ LOADS = (0.6, 0.8, 1.0, 1.2)
 WORK = (6.9e-5, 5e-9, 6.9e-5, 3.4e-7)
 
 
-def config(policy: str, waiting: int | None = MAX_WAITING) -> SchedulerConfig:
+def config(policy: str, waiting: int | None) -> SchedulerConfig:
     return SchedulerConfig(
         SEATS,
         BUDGET,
@@ -122,6 +123,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30.0, help="simulated")
     parser.add_argument("--capacity", type=float, help="requests/s, if it was measured before")
+    parser.add_argument("--waiting", type=int, default=MAX_WAITING, help="requests, at most")
     parser.add_argument("--loads", type=float, nargs="+", default=list(LOADS))
     options = parser.parse_args()
     if "PAGEDKV_TRACES" not in os.environ:
@@ -151,7 +153,7 @@ def main() -> int:
                 out = left_out_in_hindsight(todo, works(todo, 1 / full))
             run = serve_targets(
                 todo,
-                config(policy),
+                config(policy, options.waiting),
                 BLOCKS,
                 cost,
                 max_tokens=MAX_TOKENS,

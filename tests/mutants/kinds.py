@@ -34,6 +34,7 @@ KINDS = {
     "streaming": "no character of a stop string is shown",
     "input totality": "bad input ends its own request",
     "idempotence": "ending a thing twice ends it once",
+    "deadlines": "as many requests as can be are on time, and none runs after its deadline",
     "determinism": "the same calls give the same results",
 }
 

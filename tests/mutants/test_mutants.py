@@ -16,6 +16,7 @@ from pathlib import Path
 
 import catalogue
 import catalogue_attention
+import catalogue_deadlines
 import catalogue_eviction
 import catalogue_log
 import catalogue_pressure
@@ -32,6 +33,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *catalogue_eviction.MUTANTS,
     *catalogue_serving.MUTANTS,
     *catalogue_log.MUTANTS,
+    *catalogue_deadlines.MUTANTS,
     *catalogue_pressure.MUTANTS,
     *catalogue_attention.MUTANTS,
 )

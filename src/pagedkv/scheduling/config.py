@@ -9,6 +9,7 @@ from pagedkv.scheduling.tenants import ORDINARY, Tenant, check_tenants
 
 # The block table and the rows of a step are laid out for so many sequences.
 MAX_NUM_SEQS = 65_536
+RECOVERIES = ("auto", "swap", "recompute")
 OVERLOADS = ("best_effort", "reject")
 ADMISSIONS = ("first_chunk", "prompt", "max_tokens", "expected_peak")
 
@@ -65,6 +66,9 @@ class SchedulerConfig:
     runs. A request is refused (OverloadError) when `max_num_waiting` wait already, or when it and
     those that wait have more than `max_waiting_tokens` prompt tokens; None: no bound.
     decision_log: decisions that are kept to be looked at; 0: none.
+    recovery: what becomes of the K/V of requests that are preempted, and of blocks that leave the
+    pool, where there is a tier below it: "swap" moves all there, "recompute" none, "auto" those
+    for which it takes less time, by the cost model.
 
     overload: what becomes of requests whose first token cannot come in time, under policies with
     deadlines: they are served when nobody else is, or end with finish reason "deadline".
@@ -93,6 +97,7 @@ class SchedulerConfig:
     overload: str = "best_effort"
     urgent_slack: float = 1.0
     urgent_service: float = 4096.0
+    recovery: str = "auto"
 
     def __post_init__(self) -> None:
         check_integer("max_num_seqs", self.max_num_seqs, 1, MAX_NUM_SEQS)
@@ -107,6 +112,10 @@ class SchedulerConfig:
             )
         if self.overload not in OVERLOADS:
             raise ConfigError(f"overload={self.overload!r:.200}: use one of {', '.join(OVERLOADS)}")
+        if self.recovery not in RECOVERIES:
+            raise ConfigError(
+                f"recovery={self.recovery!r:.200}: use one of {', '.join(RECOVERIES)}"
+            )
         check_share("admission_quantile", self.admission_quantile)
         check_share("watermark", self.watermark)
         for name in ("max_num_waiting", "max_waiting_tokens"):

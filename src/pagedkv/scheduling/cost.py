@@ -152,10 +152,18 @@ class CostModel:
         return self.prefill_seconds(num_tokens, prior)
 
     def swap_seconds(self, bytes_out: int, pieces_out: int, bytes_in: int, pieces_in: int) -> float:
-        """What copying out, as far as it is not done yet, and back in takes on the path."""
-        return self.link_out.seconds(bytes_out, pieces_out) + self.link_in.seconds(
-            bytes_in, pieces_in
-        )
+        """What copying out, as far as it is not done yet, and back in takes on the path.
+
+        A way that was never used is taken to be like the other one; 0.0 if neither was.
+        """
+        back = self.link_in if self.link_in.fitted else self.link_out
+        out = self.link_out if self.link_out.fitted else self.link_in
+        return out.seconds(bytes_out, pieces_out) + back.seconds(bytes_in, pieces_in)
+
+    @property
+    def knows_links(self) -> bool:
+        """Whether a transfer has been measured, either way."""
+        return self.link_in.fitted or self.link_out.fitted
 
     def max_prefill(
         self,

@@ -73,6 +73,7 @@ def recover(
     block_size: int,
     cost: CostModel,
     block_bytes: int | None = None,
+    mode: str = "auto",
 ) -> Recovery:
     """The way back of the least predicted seconds; the simpler one where two are equal.
 
@@ -82,6 +83,7 @@ def recover(
 
     block_bytes: of one block, which is one piece of a transfer, if there is a tier below the
     device. A link that was never used is tried, for nothing else can measure it.
+    mode: "swap" or "recompute" leave the other out, see `SchedulerConfig.recovery`.
     """
     given = {RECOMPUTE: holding.blocks}
     tail = min(holding.blocks, needed) if holding.keeps else holding.blocks
@@ -92,7 +94,7 @@ def recover(
         lost = holding.lost_tokens(blocks, block_size)
         again = cost.recompute_seconds(lost, holding.tokens - lost)
         options[way] = again if cost.fitted else float(lost)
-    if block_bytes is not None:
+    if block_bytes is not None and mode != RECOMPUTE:
         given[SWAP] = tail
         out = max(0, tail - holding.stored)
         options[SWAP] = (
@@ -100,5 +102,6 @@ def recover(
             if cost.fitted
             else 0.0
         )
-    kind = min(options, key=lambda way: options[way])
+    ways = [SWAP] if mode == SWAP and SWAP in options else list(options)
+    kind = min(ways, key=lambda way: options[way])
     return Recovery(kind, options[kind], given[kind], options)

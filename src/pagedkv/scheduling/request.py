@@ -43,8 +43,8 @@ class Branch:
         [computed, known)   still to be computed; a token is drawn where a step reaches `known`
 
     below: [start, stop) of blocks that a lower tier has, in order; they are loaded when the branch
-    gets there. loading: tokens that a load is about to bring behind `computed`; nothing else is
-    planned until it ends.
+    gets there. unstored: full blocks, by place, that were not worth storing below. loading: tokens
+    that a load is about to bring behind `computed`; nothing else is planned until it ends.
     """
 
     request: Request
@@ -55,6 +55,7 @@ class Branch:
     common: int = field(init=False)  # output tokens that it computes for several members
     names: list[BlockName] = field(default_factory=list)  # of its first blocks, as far as needed
     below: list[tuple[int, int]] = field(default_factory=list)
+    unstored: list[int] = field(default_factory=list)
     loading: int = 0
 
     def __post_init__(self) -> None:

@@ -99,14 +99,14 @@ class Roster:
         bisect.insort(self.running, request, key=self.policy.key)
         return branch
 
-    def preempt(self, request: Request, swap: bool = False) -> None:
+    def preempt(self, request: Request, swapped_blocks: int = 0) -> None:
         """Back to the waiting queue. Its blocks go; the prefix cache may still have them later.
 
-        swap: what it would have to compute again is stored below first.
+        swapped_blocks: so many of the last ones, with what they hold, are stored below first.
         """
         request.swapped, request.held_tokens = 0, request.num_computed
-        if swap and self.tiering is not None:
-            self.tiering.swap_out(request)
+        if swapped_blocks and self.tiering is not None:
+            self.tiering.swap_out(request, swapped_blocks)
         self.close(request.branches)
         self.running.remove(request)
         self.waiting.push(request)

@@ -64,7 +64,9 @@ class Scheduler:
         self.config = config
         self.log = DecisionLog(config.decision_log)
         self.cost = CostModel()
-        self.tiering = None if lower is None else Tiering(manager, lower, self.cost)
+        self.tiering = (
+            None if lower is None else Tiering(manager, lower, self.cost, config.recovery)
+        )
         tenants = TenantTable(config.tenants, config.default_tenant)
         policy = make_policy(config, tenants, self.cost)
         self._roster = Roster(manager, policy, self.log, tenants, self.tiering)
@@ -316,10 +318,10 @@ class Scheduler:
         available = manager.num_free_blocks + manager.num_cached_blocks
         demand = manager.demand([r.branch.seq for r in rows], [r.count for r in rows])
         request, recovery = choose_victim(
-            self._roster, demand - available, self.cost, now, block_bytes
+            self._roster, demand - available, self.cost, now, block_bytes, self.config.recovery
         )
         computed = request.num_computed
-        self._roster.preempt(request, recovery.kind == SWAP)
+        self._roster.preempt(request, recovery.blocks if recovery.kind == SWAP else 0)
         self.log.note(
             "preempt",
             request.id,

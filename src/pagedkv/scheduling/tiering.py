@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,6 +18,9 @@ from pagedkv.scheduling.request import Branch, Request
 from pagedkv.scheduling.step import Int32, Result, Transfer
 from pagedkv.tiers.interface import Below
 from pagedkv.tiers.names import ROOT, BlockName, Namer
+
+# Blocks that are stored before it is looked at how many come back.
+_TRIED = 64
 
 
 @dataclass(slots=True)
@@ -55,12 +59,16 @@ class Tiering:
     none has a descendant below without being there itself. It is leased until the Result says
     that it is stored; if its sequence closes meanwhile it is draining.
     A sequence that is preempted to be swapped has the rest of its blocks stored, the partial tail
-    included. Where loading takes longer than computing, by the cost model, nothing is moved.
+    included. What takes longer to move than to compute, by the cost model, is not moved; `recovery`
+    other than "auto" overrules it, see SchedulerConfig.
     """
 
-    def __init__(self, manager: BlockManager, lower: LowerTiers, cost: CostModel) -> None:
+    def __init__(
+        self, manager: BlockManager, lower: LowerTiers, cost: CostModel, recovery: str = "auto"
+    ) -> None:
         self.manager, self.block_bytes, self.stats = manager, lower.block_bytes, TieringStats()
         self._below, self._namer, self._cost = lower.below, lower.namer, cost
+        self.recovery = recovery
         self.watchers: list[Callable[[list[bool]], None]] = []  # told what a look below has found
         self._pending: list[_Block] = []
         self._leases: list[Lease] = []  # of what is pending
@@ -75,15 +83,34 @@ class Tiering:
         """Whether a transfer is in flight, or waits for a step."""
         return bool(self._pending or self._stores or self._loads)
 
-    def pays(self, num_blocks: int, num_tokens: int, prior: int = 0) -> bool:
+    def pays_to_load(self, num_blocks: int, num_tokens: int, prior: int) -> bool:
         """Whether loading so many blocks takes less time than computing their tokens.
 
         Not known before the cost model is fitted and a block has been loaded: tried then.
         """
-        if not self._cost.fitted or not self._cost.link_in.fitted:
-            return True
+        return self._gain(num_blocks, num_tokens, prior) > 0
+
+    def pays_to_store(self, prior: int) -> bool:
+        """Whether to store a block that has become full behind `prior` tokens.
+
+        Only if what is gained when it is loaded, times how many stored blocks have been loaded so
+        far, is more than storing takes. A few are stored before that is known, and count as if they
+        had been loaded.
+        """
+        gain, stats = self._gain(1, self.manager.block_size, prior), self.stats
+        if gain in (math.inf, -math.inf):
+            return gain > 0 and (self.recovery == "swap" or stats.stored < _TRIED)
+        share = (stats.loaded + _TRIED) / (stats.stored + _TRIED)
+        return share * gain > self._cost.swap_seconds(self.block_bytes, 1, 0, 0)
+
+    def _gain(self, num_blocks: int, num_tokens: int, prior: int) -> float:
+        """Seconds that loading saves; infinite where it is to be done in any case."""
+        if self.recovery == "recompute":
+            return -math.inf
+        if self.recovery == "swap" or not self._cost.fitted or not self._cost.knows_links:
+            return math.inf
         load = self._cost.swap_seconds(0, 0, num_blocks * self.block_bytes, num_blocks)
-        return load < self._cost.recompute_seconds(num_tokens, prior)
+        return self._cost.recompute_seconds(num_tokens, prior) - load
 
     # ---- up -----------------------------------------------------------------------------------
 
@@ -108,7 +135,8 @@ class Tiering:
             watcher(found)
         spans = [span for span, there in zip(spans, found, strict=True) if there]
         tokens = sum(stop - max(start, branch.computed) for start, stop in spans)
-        branch.below = spans if spans and self.pays(len(spans), tokens, branch.computed) else []
+        pays = spans and self.pays_to_load(len(spans), tokens, branch.computed)
+        branch.below = spans if pays else []
 
     def due(self, branches: Iterable[Branch]) -> list[Row]:
         """Loads that branches have come to: each a row of the blocks that follow each other."""
@@ -146,13 +174,16 @@ class Tiering:
     def note_filled(self, rows: Iterable[Row]) -> None:
         """Blocks that a commit has filled: they are stored in the next step."""
         manager, size = self.manager, self.manager.block_size
-        if not manager.prefix_caching or not self.pays(1, size):
+        if not manager.prefix_caching:
             return
         filled: dict[int, _Block] = {}
         for row in rows:
             branch = row.branch
             first, last = row.start // size, (row.start + row.count) // size
             if first == last or not manager.publishes(branch.seq):
+                continue
+            if not self.pays_to_store(row.start):
+                branch.unstored += range(first, last)
                 continue
             table = manager.block_table(branch.seq)
             for i in range(first, last):
@@ -161,25 +192,27 @@ class Tiering:
                     filled[block] = self._block(branch, block, i * size, (i + 1) * size)
         self._lease(list(filled.values()))
 
-    def swap_out(self, request: Request) -> None:
+    def swap_out(self, request: Request, blocks: int) -> None:
         """Stores what a request that is about to be preempted would have to compute again.
 
-        Of a group nothing: it is resumed along its fork tree.
+        blocks: its last ones, that it gives up. Of a group nothing: it is resumed along its fork
+        tree.
         """
         if len(request.branches) != 1 or len(request.live) != 1:
             return
         (branch,) = request.branches
         size, table = self.manager.block_size, self.manager.block_table(branch.seq)
-        full = branch.computed // size
+        full, used = branch.computed // size, -(-branch.computed // size)
         waiting = {block.block for block in self._pending}
-        # Where blocks are found by name the full ones have been stored, or are about to be.
-        first = full if self.manager.prefix_caching else 0
+        # Where blocks are found by name the full ones have been stored behind, or left out.
+        known = self.manager.prefix_caching
+        places = {i for i in branch.unstored if i >= used - blocks} if known else set(range(full))
         self._lease(
             [
                 self._block(
                     branch, int(table[i]), i * size, min((i + 1) * size, branch.computed), swap=True
                 )
-                for i in range(first, -(-branch.computed // size))
+                for i in sorted(places | set(range(full, used)))
                 if int(table[i]) not in waiting
             ]
         )

@@ -18,7 +18,12 @@ class Victim(NamedTuple):
 
 
 def choose_victim(
-    roster: Roster, shortage: int, cost: CostModel, now: float, block_bytes: int | None = None
+    roster: Roster,
+    shortage: int,
+    cost: CostModel,
+    now: float,
+    block_bytes: int | None = None,
+    mode: str = "auto",
 ) -> Victim:
     """Who yields its blocks. At least two requests run.
 
@@ -28,7 +33,7 @@ def choose_victim(
     Everyone here had a row when it was last let in, so nobody is sent back without a step between.
 
     shortage: blocks that are missing; a closed request has to reckon with the loss of as many, or
-    with what the last ones have lost, if that is more. block_bytes: see `recover`.
+    with what the last ones have lost, if that is more. block_bytes, mode: see `recover`.
     """
     policy, manager = roster.policy, roster.manager
     others = roster.running[1:]
@@ -44,10 +49,14 @@ def choose_victim(
             blocks = 0  # they are written until the load has ended
         lone = len(request.live) == 1
         keeps = manager.prefix_caching and lone
-        # What can be found by name has been stored behind, all but the partial tail.
-        stored = max(0, blocks - 1) if keeps else 0
+        # What can be found by name has been stored behind, all but the partial tail
+        # and what was not worth it.
+        unstored = sum(len(branch.unstored) for branch in request.branches)
+        stored = max(0, blocks - 1 - unstored) if keeps else 0
         held = Holding(request.num_computed, blocks, stored, keeps)
-        recovery = recover(held, needed, manager.block_size, cost, block_bytes if lone else None)
+        recovery = recover(
+            held, needed, manager.block_size, cost, block_bytes if lone else None, mode
+        )
         victims.append(Victim(request, recovery))
     return min(
         reversed(victims),

@@ -8,8 +8,10 @@ from typing import Protocol
 import numpy as np
 
 from pagedkv.errors import ConfigError
+from pagedkv.scheduling.cost import StepFeatures
 from pagedkv.scheduling.step import Result, Step, Ticket, TokenLogprobs
 from pagedkv.simulation.clock import VirtualClock
+from pagedkv.simulation.link import LinkedTier
 
 
 class StepCost(Protocol):
@@ -24,16 +26,18 @@ class StepCost(Protocol):
 class LinearCost:
     """Seconds of a step: base + per_token * its tokens + per_context * the context it reads.
 
-    The linear form to which DistServe and vLLM step times fit; coefficients come from a measured
+    per_pair: for each query-key pair of a chunk, which makes long prompts cost more a token. The
+    linear form to which DistServe and vLLM step times fit; coefficients come from a measured
     machine. ConfigError for one below 0 or not finite, and if a step would take no time.
     """
 
     base: float
     per_token: float
     per_context: float = 0.0
+    per_pair: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("base", "per_token", "per_context"):
+        for name in ("base", "per_token", "per_context", "per_pair"):
             value = getattr(self, name)
             if not 0 <= value < np.inf:
                 raise ConfigError(f"{name}={value}: give at least 0 seconds")
@@ -42,18 +46,28 @@ class LinearCost:
 
     def seconds(self, step: Step) -> float:
         context = int(step.context_lens.sum())
-        return self.base + self.per_token * step.num_tokens + self.per_context * context
+        seconds = self.base + self.per_token * step.num_tokens + self.per_context * context
+        if self.per_pair:
+            seconds += self.per_pair * StepFeatures.of(step).sum_pairs
+        return seconds
 
 
 class TimedExecutor:
     """An Executor that advances a clock by the cost of each step.
 
     Tokens are a function of (key, position), so requests differ and runs repeat. Log-probabilities
-    are those of a uniform distribution.
+    are those of a uniform distribution. tier: where the transfers of steps go; the step takes as
+    much longer as they do.
     """
 
-    def __init__(self, clock: VirtualClock, cost: StepCost, vocab_size: int = 32_000) -> None:
-        self.clock, self.cost, self.vocab_size = clock, cost, vocab_size
+    def __init__(
+        self,
+        clock: VirtualClock,
+        cost: StepCost,
+        vocab_size: int = 32_000,
+        tier: LinkedTier | None = None,
+    ) -> None:
+        self.clock, self.cost, self.vocab_size, self.tier = clock, cost, vocab_size, tier
         self._steps: dict[Ticket, Step] = {}
 
     def submit(self, step: Step) -> Ticket:
@@ -64,8 +78,9 @@ class TimedExecutor:
     def collect(self, ticket: Ticket) -> Result:
         """Advances the clock to the end of the step."""
         step = self._steps.pop(ticket)
-        seconds = self.cost.seconds(step)
-        self.clock.advance(seconds)
+        transfers = () if self.tier is None else self.tier.move(step)
+        seconds = self.cost.seconds(step) if step.num_tokens else 0.0
+        self.clock.advance(seconds + sum(done.duration for done in transfers))
         tokens = [self.token(s.key, s.position) for s in step.samples]
         return Result(
             tokens=np.array(tokens, np.int32),
@@ -80,6 +95,7 @@ class TimedExecutor:
                 for asked in step.prompt_scores
             ),
             duration=seconds,
+            transfers=transfers,
         )
 
     def token(self, key: int, position: int) -> int:

@@ -16,16 +16,22 @@ from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Add, Delta, StepStats
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.scheduler import Scheduler
+from pagedkv.scheduling.tiering import LowerTiers
 from pagedkv.simulation.clock import VirtualClock
 from pagedkv.simulation.executor import StepCost, TimedExecutor
+from pagedkv.simulation.link import Link, LinkedTier
 from pagedkv.simulation.trace import Int64, Trace
+from pagedkv.tiers.names import Namer
 
 Float64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What is simulated: the pool and the limits of the scheduler, see SchedulerConfig."""
+    """What is simulated: the pool and the limits of the scheduler, see SchedulerConfig.
+
+    link: to a tier below; None for none.
+    """
 
     num_blocks: int
     block_size: int = 16
@@ -36,6 +42,8 @@ class Server:
     admission: str = "prompt"
     admission_quantile: float = 0.9
     watermark: float = 0.0
+    link: Link | None = None
+    recovery: str = "auto"
 
 
 @dataclass(slots=True)
@@ -148,6 +156,7 @@ def serve(trace: Trace, server: Server, cost: StepCost) -> SimulatedRun:
         admission=server.admission,
         admission_quantile=server.admission_quantile,
         watermark=server.watermark,
+        recovery=server.recovery,
         decision_log=0,  # nobody would read it
     )
     if server.block_size < 1:
@@ -165,7 +174,12 @@ def serve(trace: Trace, server: Server, cost: StepCost) -> SimulatedRun:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     clock = VirtualClock()
-    core = EngineCore(Scheduler(manager, config), TimedExecutor(clock, cost))
+    tier, lower = None, None
+    if server.link is not None:
+        tier = LinkedTier(server.link)
+        lower = LowerTiers(tier.below, Namer(b"simulated"), server.link.block_bytes)
+    executor = TimedExecutor(clock, cost, tier=tier)
+    core = EngineCore(Scheduler(manager, config, lower), executor)
     arrivals = trace.arrivals if trace.arrivals is not None else np.zeros(len(trace))
     run = SimulatedRun(_times(trace, arrivals), server.num_blocks, server.block_size)
     # Each is made when it arrives: the prompts of a long trace would fill the memory.

@@ -9,6 +9,7 @@ from tiny_models import VOCAB, save_tiny
 
 from pagedkv import LLM, SamplingParams, TierConfig
 from pagedkv.errors import ConfigError
+from pagedkv.scheduling.policies import POLICIES
 from pagedkv.simulation.replay_run import replay_run
 
 PROMPTS = [[(7 * i * i + 3 * i + j * 11) % VOCAB for i in range(20 + 3 * j)] for j in range(6)]
@@ -137,3 +138,29 @@ def test_a_folder_that_cannot_be_written_is_refused_at_the_start(model, tmp_path
 def test_a_tier_too_small_for_a_block_is_refused(model) -> None:
     with pytest.raises(ConfigError, match="holds no block"):
         make(model, tiers=TierConfig(host_memory=10))
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_every_policy_under_pressure_gives_the_same_tokens(model, policy) -> None:
+    expected = answers(make(model))
+    scheduling = {"policy": policy, "recovery": "swap"}
+    llm = make(model, num_blocks=22, scheduling=scheduling, tiers=TierConfig(host_memory=2**24))
+    assert answers(llm) == expected
+    assert llm.engine.core.scheduler.stats.num_preemptions > 0
+    assert llm.engine.tiering.loaded > 0
+
+
+@pytest.mark.parametrize(
+    ("scheduling", "match"),
+    [
+        ({"policy": "magic"}, "policy='magic'"),
+        ({"polices": "fair"}, "scheduling has 'polices'"),
+        ({"max_num_seqs": 3}, "scheduling has 'max_num_seqs'"),
+        ({"tenants": {"a": 3}}, "tenant 'a': 3"),
+        ({"recovery": "hope"}, "recovery='hope'"),
+        (["fair"], r"scheduling=\['fair'\]"),
+    ],
+)
+def test_bad_scheduling_is_refused(model, scheduling, match) -> None:
+    with pytest.raises(ConfigError, match=match):
+        make(model, scheduling=scheduling)

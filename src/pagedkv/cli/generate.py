@@ -116,6 +116,20 @@ def generate(
         Path | None,
         typer.Option(help="Where the run goes, for simulate replay.", metavar="FILE"),
     ] = None,
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="Who is served first: fcfs, priority, deadline, fair, fair+deadline, fair+prefix.",
+            metavar=_TEXT,
+        ),
+    ] = "fcfs",
+    admission: Annotated[
+        str,
+        typer.Option(
+            help="What must fit first: first_chunk, prompt, max_tokens, expected_peak.",
+            metavar=_TEXT,
+        ),
+    ] = "prompt",
     host_tier: Annotated[
         str | None,
         typer.Option(help="Host memory for blocks that leave the pool.", metavar="SIZE"),
@@ -181,6 +195,7 @@ def generate(
         deterministic=deterministic,
         seed=seed,
         sanitize=sanitize,
+        scheduling={"policy": policy, "admission": admission},
         replay_log=replay_log,
         decision_log=decision_log,
         record=record,

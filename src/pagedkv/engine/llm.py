@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,21 @@ from pagedkv.scheduling.scheduler import Scheduler
 # None: the checkpoint's own, bfloat16 or float32.
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
+# Settings of SchedulerConfig that have no argument of their own here.
+_SCHEDULING = tuple(
+    field.name
+    for field in fields(SchedulerConfig)
+    if field.name
+    not in (
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "max_model_len",
+        "eos_token_ids",
+        "vocab_size",
+        "public_prefixes",
+    )
+)
+
 _LOG = logging.getLogger("pagedkv")
 
 _PROMPTS = "a prompt or a list of prompts; one of token ids is {'prompt_token_ids': [...]}"
@@ -61,6 +77,8 @@ class LLM:
     max_num_seqs: samples that run at once, at most max_num_batched_tokens of them.
     max_num_batched_tokens: token budget of a step.
     deterministic: results are bit-identical whatever else runs; with the native backend only.
+    scheduling: further settings of `SchedulerConfig` by name, such as {"policy": "fair"}: policy,
+        tenants (also as a dict), admission, watermark, recovery, bounds of the queue, overload.
     public_prefixes: beginnings of prompts, as prompts are given, whose K/V all tenants share.
     seed: from it the seeds of requests that bring none are drawn.
     sanitize: check every use of a block (`pagedkv.cache.sanitizer`): a wrong block table raises
@@ -94,6 +112,7 @@ class LLM:
         enable_prefix_caching: bool = True,
         attention_backend: str = "auto",
         deterministic: bool = False,
+        scheduling: Mapping[str, Any] | None = None,
         public_prefixes: Sequence[Prompt] = (),
         seed: int = 0,
         sanitize: bool = False,
@@ -148,15 +167,16 @@ class LLM:
             block_bytes, memory, num_blocks=num_blocks, kv_cache_memory=kv_cache_memory
         )
         width = min(blocks, -(-max_model_len // block_size))
-        scheduling = SchedulerConfig(
+        limits = SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
             eos_token_ids=config.eos_token_ids,
             vocab_size=config.vocab_size,
             public_prefixes=read_prefixes(loaded.tokenizer, public_prefixes),
+            **_settings(scheduling or {}),
         )
-        for i, prefix in enumerate(scheduling.public_prefixes):
+        for i, prefix in enumerate(limits.public_prefixes):
             if len(prefix) < block_size:
                 _LOG.warning(
                     "public_prefixes[%d] has %d tokens, no whole block of %d: not shared",
@@ -164,7 +184,7 @@ class LLM:
                     len(prefix),
                     block_size,
                 )
-        table_bytes = 4 * scheduling.seats * width
+        table_bytes = 4 * limits.seats * width
         if table_bytes > memory.available:
             raise ConfigError(
                 f"max_num_seqs={max_num_seqs} sequences of {width} blocks take a block table of "
@@ -175,7 +195,7 @@ class LLM:
             blocks,
             block_size,
             prefix_caching=enable_prefix_caching,
-            max_seqs=scheduling.seats,
+            max_seqs=limits.seats,
             max_blocks_per_seq=width,
             sanitize=sanitize,
         )
@@ -199,7 +219,7 @@ class LLM:
             kernels = f"attention {backend_name}, linear layers {linear_kernels()}"
             tier, lower = open_tiers(tiers, loaded.decoder, backend.spec, kernels)
         executor = ModelExecutor(loaded.decoder, backend, tier)
-        scheduler = Scheduler(manager, scheduling, lower)
+        scheduler = Scheduler(manager, limits, lower)
         self._tier = tier
         self._recorder = None if record is None else Recorder(record, scheduler)
         self._decisions: LineWriter | None = None
@@ -216,7 +236,7 @@ class LLM:
             num_blocks=blocks,
             block_bytes=block_bytes,
             max_model_len=max_model_len,
-            max_num_seqs=scheduling.seats,
+            max_num_seqs=limits.seats,
             memory=memory,
             num_threads=threads,
             backend=backend_name,
@@ -440,6 +460,19 @@ def _listed(name: str, values: object, want: str) -> Sequence[Any]:
     if isinstance(values, (str, bytes, bytearray)) or not isinstance(values, Sequence):
         raise RequestError(f"{name}={values!r:.200} must be {want}")
     return values
+
+
+def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of SchedulerConfig that are not arguments of LLM. ConfigError for another name."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"scheduling={given!r:.200} must be a dict of settings by name")
+    for name in given:
+        if name not in _SCHEDULING:
+            raise ConfigError(f"scheduling has {name!r:.200}: there are {', '.join(_SCHEDULING)}")
+    settings = dict(given)
+    if isinstance(settings.get("tenants"), Mapping):
+        settings["tenants"] = tuple(settings["tenants"].items())
+    return settings
 
 
 def _set_threads() -> int:

@@ -424,5 +424,5 @@ class EngineMachine(RuleBasedStateMachine):
         core, scheduler = self.run.core, self.run.scheduler
         roster = scheduler._roster
         assert not roster.requests and not roster.running and not roster.waiting
-        assert not roster.waiting._lines and not roster.waiting._again
+        assert not roster.waiting._lines
         assert scheduler._flight is None and not scheduler._deltas and not core._deltas

@@ -4,41 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from pagedkv.scheduling.line import Line
+from pagedkv.scheduling.line import Key, Line
 from pagedkv.scheduling.policies.interface import Policy
 from pagedkv.scheduling.request import Request
 
 
 class WaitingQueue:
-    """Those who were preempted, in one line before all others; then a line for each tenant."""
+    """A line for each tenant; in each, those who were preempted are before all others."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._again = Line(policy.key)
         self._lines: dict[str | None, Line] = {}  # by tenant; none of them empty
 
     def __len__(self) -> int:
-        return len(self._again) + sum(map(len, self._lines.values()))
+        return sum(map(len, self._lines.values()))
 
     @property
     def num_tokens(self) -> int:
         """Prompt tokens of all who wait."""
-        return self._again.num_tokens + sum(line.num_tokens for line in self._lines.values())
+        return sum(line.num_tokens for line in self._lines.values())
+
+    @property
+    def tenants(self) -> Sequence[str | None]:
+        """Those that have requests here."""
+        return list(self._lines)
 
     def __contains__(self, request: Request) -> bool:
-        return request in self._line(request)
+        return request in self.line(request.tenant)
 
     def push(self, request: Request) -> None:
-        line = self._again
-        if not request.admitted:
-            line = self._lines.setdefault(request.tenant, self.line(request.tenant))
-        line.push(request)
+        self._lines.setdefault(request.tenant, self.line(request.tenant)).push(request)
 
-    def next(self, now: float, without: Collection[str | None] = ()) -> Request | None:
-        """The request to be served next; None when nobody waits but tenants to be left out."""
-        if self._again:
-            return self._again.head
-        lines = [line for tenant, line in self._lines.items() if tenant not in without]
+    def next(self, now: float, full: Collection[str | None] = ()) -> Request | None:
+        """The request to be served next, preempted ones alone of tenants that are `full`.
+
+        None when nobody else waits.
+        """
+        lines = [
+            line for tenant, line in self._lines.items() if line.head.admitted or tenant not in full
+        ]
         return self._policy.choose(lines, now) if lines else None
 
     def remove(self, request: Request) -> None:
@@ -46,24 +50,18 @@ class WaitingQueue:
 
         Before it counts as admitted, if it is taken out for that.
         """
-        line = self._line(request)
+        line = self.line(request.tenant)
         line.remove(request)
-        if not line and line is not self._again:
+        if not line:
             self._lines.pop(request.tenant, None)
 
     def line(self, tenant: str | None) -> Line:
-        """Requests of a tenant that have not started, in order."""
-        return self._lines.get(tenant) or Line(self._policy.key)
-
-    @property
-    def tenants(self) -> Sequence[str | None]:
-        """Those that have such requests."""
-        return list(self._lines)
+        """Requests of a tenant that wait, in order."""
+        return self._lines.get(tenant) or Line(self._key)
 
     def requests(self) -> list[Request]:
-        """All who wait: the preempted, then tenant by tenant, each in its order."""
-        lines = [self._again, *self._lines.values()]
-        return [request for line in lines for request in line.first(len(line))]
+        """All who wait, tenant by tenant, each in its order."""
+        return [r for line in self._lines.values() for r in line.first(len(line))]
 
-    def _line(self, request: Request) -> Line:
-        return self._again if request.admitted else self.line(request.tenant)
+    def _key(self, request: Request) -> Key:
+        return not request.admitted, *self._policy.key(request)

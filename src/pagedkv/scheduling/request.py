@@ -167,6 +167,11 @@ class Request:
         self.num_prefilled = max(self.num_prefilled, min(computed, len(self.prompt)))
 
     @property
+    def num_known(self) -> int:
+        """Tokens of the prompt and of all live samples."""
+        return len(self.prompt) + sum(len(output.tokens) for output in self.live)
+
+    @property
     def num_computed(self) -> int:
         """Tokens whose K/V are there; the prompt counts once for all samples that have forked."""
         counts = [branch.computed for branch in self.branches]

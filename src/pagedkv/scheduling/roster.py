@@ -67,10 +67,7 @@ class Roster:
         """A new request waits."""
         self.requests[request.id] = request
         self.awaiting_first_token.add(request.order)
-        first = not self.waiting.line(request.tenant)
-        self.waiting.push(request)
-        if first:
-            self._compete(request.tenant)
+        self._wait(request)
 
     def next(self, now: float) -> Request | None:
         """Who is to start next. None: nobody waits whose tenant may run one more request."""
@@ -109,7 +106,8 @@ class Roster:
             self.tiering.swap_out(request, swapped_blocks)
         self.close(request.branches)
         self.running.remove(request)
-        self.waiting.push(request)
+        self.policy.preempted(request)
+        self._wait(request)
         request.num_preemptions += 1
         self.num_preemptions += 1
 
@@ -197,6 +195,12 @@ class Roster:
         if self.manager.prefix_caching and len(request.outputs) == 1:
             size, held = self.manager.block_size, request.held_tokens
             self.reuse.observe(-(-max(0, held - cached) // size), -(-held // size))
+
+    def _wait(self, request: Request) -> None:
+        first = not self.waiting.line(request.tenant)
+        self.waiting.push(request)
+        if first:
+            self._compete(request.tenant)
 
     def _end_started(self, tenant: str | None) -> None:
         was_full = tenant in self._full_tenants()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pagedkv.cache import BlockManager, SeqId
 from pagedkv.errors import ConfigError, PagedKVError, RequestError
-from pagedkv.scheduling.admission import Admission, Demand, admission_demand, widen
+from pagedkv.scheduling.admission import Admission, Demand, Shortage, admission_demand, widen
 from pagedkv.scheduling.batch import Batch, Row, make_batch, prefill_limit, select_rows
 from pagedkv.scheduling.beams import start_search
 from pagedkv.scheduling.chunking import Decodes, step_budget
@@ -22,6 +23,7 @@ from pagedkv.scheduling.namespaces import public_length
 from pagedkv.scheduling.overload import Overload
 from pagedkv.scheduling.policies import make_policy
 from pagedkv.scheduling.recovery import SWAP
+from pagedkv.scheduling.policies.shares import num_seats, num_slots
 from pagedkv.scheduling.request import Branch, Request
 from pagedkv.scheduling.results import take_result
 from pagedkv.scheduling.roster import Roster
@@ -31,7 +33,7 @@ from pagedkv.scheduling.step import Result, Step
 from pagedkv.scheduling.tenants import TenantTable
 from pagedkv.scheduling.tiering import LowerTiers, Tiering
 from pagedkv.scheduling.validate import check_queue, result_mismatch, validate_add
-from pagedkv.scheduling.victims import choose_victim
+from pagedkv.scheduling.victims import Victim, choose_victim, least_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class Scheduler:
             None if lower is None else Tiering(manager, lower, self.cost, config.recovery)
         )
         tenants = TenantTable(config.tenants, config.default_tenant)
-        policy = make_policy(config, tenants, self.cost)
+        policy = make_policy(config, tenants, self.cost, manager)
         self._roster = Roster(manager, policy, self.log, tenants, self.tiering)
         self._expiry = Expiry()
         self.overload = Overload(config, self.cost, self._roster)
@@ -317,9 +319,15 @@ class Scheduler:
         block_bytes = None if self.tiering is None else self.tiering.block_bytes
         available = manager.num_free_blocks + manager.num_cached_blocks
         demand = manager.demand([r.branch.seq for r in rows], [r.count for r in rows])
-        request, recovery = choose_victim(
+        victim = choose_victim(
             self._roster, demand - available, self.cost, now, block_bytes, self.config.recovery
         )
+        self._send_back(victim, len(rows), demand)
+
+    def _send_back(self, victim: Victim, rows: int, demand: int) -> None:
+        """Preempts a request. rows: those that need its blocks, `demand` in all."""
+        manager, (request, recovery) = self.manager, victim
+        available = manager.num_free_blocks + manager.num_cached_blocks
         computed = request.num_computed
         self._roster.preempt(request, recovery.blocks if recovery.kind == SWAP else 0)
         self.log.note(
@@ -330,7 +338,7 @@ class Scheduler:
             freed=manager.num_free_blocks + manager.num_cached_blocks - available,
             lost=recovery.blocks,
             seconds=recovery.options if self.cost.fitted else {},
-            rows=len(rows),
+            rows=rows,
             demand=demand,
             available=available,
         )
@@ -366,9 +374,12 @@ class Scheduler:
         seats and blocks are set aside from those who are behind it.
         """
         roster, total = self._roster, self.config.max_num_batched_tokens
+        slots = self.manager.num_blocks * self.manager.block_size
+        whole = budget + sum(row.count for row in rows)
         waiting = roster.waiting
         leaders = Leaders(self.manager, rows)
         passed: list[Demand] = []
+        started = [load.branch.request for load in loads]  # by this plan: nobody's victims
         seats = 0  # set aside
         for held in roster.held_back():
             most = roster.tenants[held.tenant].max_running
@@ -376,6 +387,9 @@ class Scheduler:
         try:
             while budget > 0 and (request := roster.next(now)) is not None:
                 if self.num_samples + seats + len(request.live) > self.config.seats:
+                    if self._make_room(request, rows, started, num_seats, self.config.seats):
+                        budget, leaders = _unused(rows, whole), Leaders(self.manager, rows)
+                        continue
                     self._log_wait(
                         request,
                         "seats",
@@ -394,6 +408,11 @@ class Scheduler:
                     demand, passed, roster.running, [*rows, *loads], limit
                 )
                 if short is not None:
+                    if self.config.admission != "max_tokens" and self._make_room(
+                        request, rows, started, num_slots, slots, short
+                    ):
+                        budget, leaders = _unused(rows, whole), Leaders(self.manager, rows)
+                        continue
                     self._log_wait(request, short.reason, demand=demand.blocks, **short._asdict())
                     break
                 if demand.waits:
@@ -402,6 +421,7 @@ class Scheduler:
                     waiting.remove(request)
                     seats += len(request.live)
                     continue
+                started.append(request)
                 branch = self._start(request, demand.blocks, now)
                 if branch.below and branch.below[0][0] <= branch.computed:
                     self._load(branch, rows, loads)
@@ -425,6 +445,33 @@ class Scheduler:
                 load.count = (load.start + load.count - 1) // size * size - load.start
             if load.count > 0:
                 loads.append(load)
+
+    def _make_room(
+        self,
+        request: Request,
+        rows: list[Row],
+        started: Sequence[Request],
+        size: Callable[[Request], int],
+        total: int,
+        short: Shortage | None = None,
+    ) -> bool:
+        """Preempts one whom the policy lets yield to a waiting request; its rows go.
+
+        Not one that this plan has `started`: everybody has a step between. size, total: of what
+        there is too little of, see `Policy.yields_to`; short: blocks.
+        """
+        roster = self._roster
+        waiting = roster.waiting.tenants
+        yielding = roster.policy.yields_to(request, roster.running, waiting, size, total)
+        yielding = [other for other in yielding if other not in started]
+        if not yielding:
+            return False
+        missing = max(1, short.blocks - short.room) if short is not None else 1
+        block_bytes = None if self.tiering is None else self.tiering.block_bytes
+        victim = least_loss(roster, yielding, missing, self.cost, block_bytes)
+        self._send_back(victim, 1, short.blocks if short is not None else 0)
+        rows[:] = [row for row in rows if row.branch.open]
+        return True
 
     def _log_wait(self, request: Request, reason: str, **numbers: object) -> None:
         """The request was first in line and is not admitted."""
@@ -466,3 +513,7 @@ class Scheduler:
         if self._flight is None:
             raise PagedKVError("no step is in flight: plan one first")
         return self._flight
+
+
+def _unused(rows: Sequence[Row], budget: int) -> int:
+    return budget - sum(row.count for row in rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pagedkv.scheduling.cost import CostModel
@@ -35,11 +36,23 @@ def choose_victim(
     shortage: blocks that are missing; a closed request has to reckon with the loss of as many, or
     with what the last ones have lost, if that is more. block_bytes, mode: see `recover`.
     """
-    policy, manager = roster.policy, roster.manager
+    policy = roster.policy
     others = roster.running[1:]
     classes = [policy.yield_class(request, now) for request in others]
     highest = max(classes)
     others = [r for r, its in zip(others, classes, strict=True) if its == highest]
+    return least_loss(roster, others, shortage, cost, block_bytes)
+
+
+def least_loss(
+    roster: Roster,
+    others: Sequence[Request],
+    shortage: int,
+    cost: CostModel,
+    block_bytes: int | None = None,
+) -> Victim:
+    """Of running requests (at least one, in order of service) the one to yield: as above."""
+    manager = roster.manager
     exclusive = manager.exclusive_blocks([[b.seq for b in r.branches] for r in others])
     needed = max(shortage, round(roster.reuse.mean))
     victims = []

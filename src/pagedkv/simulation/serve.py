@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +16,7 @@ from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Add, Delta, StepStats
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.scheduler import Scheduler
+from pagedkv.scheduling.tenants import ORDINARY, Tenant
 from pagedkv.scheduling.tiering import LowerTiers
 from pagedkv.simulation.clock import VirtualClock
 from pagedkv.simulation.executor import StepCost, TimedExecutor
@@ -39,11 +40,33 @@ class Server:
     max_num_batched_tokens: int = 512
     max_model_len: int = 16_384
     prefix_caching: bool = True
+    policy: str = "fcfs"
     admission: str = "prompt"
     admission_quantile: float = 0.9
     watermark: float = 0.0
     link: Link | None = None
     recovery: str = "auto"
+    ageing: float = 60.0
+    tenants: tuple[tuple[str, Tenant], ...] = ()
+    default_tenant: Tenant = ORDINARY
+
+    @property
+    def scheduling(self) -> SchedulerConfig:
+        """ConfigError for settings that cannot be."""
+        return SchedulerConfig(
+            self.max_num_seqs,
+            self.max_num_batched_tokens,
+            self.max_model_len,
+            policy=self.policy,
+            admission=self.admission,
+            admission_quantile=self.admission_quantile,
+            watermark=self.watermark,
+            recovery=self.recovery,
+            ageing=self.ageing,
+            tenants=self.tenants,
+            default_tenant=self.default_tenant,
+            decision_log=0,  # nobody would read it
+        )
 
 
 @dataclass(slots=True)
@@ -142,23 +165,23 @@ class SimulatedRun:
         return dict(zip(("p50", "p90", "p99"), marks, strict=True))
 
 
-def serve(trace: Trace, server: Server, cost: StepCost) -> SimulatedRun:
-    """Runs every request of the trace to its end. `cost`: seconds of a step.
+def serve(
+    trace: Trace,
+    server: Server,
+    cost: StepCost,
+    *,
+    until: float = np.inf,
+    observe: Callable[[Delta, float], None] = lambda delta, now: None,
+) -> SimulatedRun:
+    """Runs every request of the trace to its end, or all to the time `until`.
+
+    cost: seconds of a step. observe: is given every delta and the time it comes.
 
     Without arrivals all requests are there from the start. Prompts share exactly the prefixes that
     the trace's block ids say; a request generates exactly its output tokens, at least one. Those
     that can never run end with reason "error". ConfigError for settings that cannot work.
     """
-    config = SchedulerConfig(
-        server.max_num_seqs,
-        server.max_num_batched_tokens,
-        server.max_model_len,
-        admission=server.admission,
-        admission_quantile=server.admission_quantile,
-        watermark=server.watermark,
-        recovery=server.recovery,
-        decision_log=0,  # nobody would read it
-    )
+    config = server.scheduling
     if server.block_size < 1:
         raise ConfigError(f"block_size={server.block_size}: give at least 1")
     try:
@@ -185,7 +208,7 @@ def serve(trace: Trace, server: Server, cost: StepCost) -> SimulatedRun:
     # Each is made when it arrives: the prompts of a long trace would fill the memory.
     coming = _requests(trace, arrivals, server.max_model_len)
     times = deque(arrivals.tolist())
-    while times or core.has_unfinished():
+    while (times or core.has_unfinished()) and clock.now < until:
         if not core.has_unfinished():
             clock.now = max(clock.now, times[0])
         while times and times[0] <= clock.now:
@@ -193,6 +216,8 @@ def serve(trace: Trace, server: Server, cost: StepCost) -> SimulatedRun:
             core.send(next(coming))
         deltas, stats = core.step(clock.now)
         run.note(deltas, clock.now)
+        for delta in deltas:
+            observe(delta, clock.now)
         if stats is not None:
             run.steps.append(stats)
     run.prompt_tokens = int(trace.prompt_tokens.sum())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from pagedkv.cache import BlockManager
 from pagedkv.errors import ConfigError
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.cost import CostModel
@@ -16,22 +17,22 @@ from pagedkv.scheduling.policies.interface import Policy
 from pagedkv.scheduling.policies.priority import Priority
 from pagedkv.scheduling.tenants import TenantTable
 
-POLICIES: Mapping[str, Callable[[SchedulerConfig, TenantTable, CostModel], Policy]] = (
-    MappingProxyType(
-        {
-            "fcfs": lambda config, tenants, cost: Fcfs(),
-            "priority": lambda config, tenants, cost: Priority(config.ageing),
-            "deadline": lambda config, tenants, cost: Deadline(config.ageing, cost),
-            "fair": lambda config, tenants, cost: Fair(tenants),
-            "fair+deadline": lambda config, tenants, cost: FairDeadline(
-                tenants,
-                Deadline(config.ageing, cost),
-                cost,
-                config.urgent_slack,
-                config.urgent_service,
-            ),
-        }
-    )
+Builder = Callable[[SchedulerConfig, TenantTable, CostModel, BlockManager], Policy]
+POLICIES: Mapping[str, Builder] = MappingProxyType(
+    {
+        "fcfs": lambda config, tenants, cost, manager: Fcfs(),
+        "priority": lambda config, tenants, cost, manager: Priority(config.ageing),
+        "deadline": lambda config, tenants, cost, manager: Deadline(config.ageing, cost),
+        "fair": lambda config, tenants, cost, manager: Fair(tenants, _slots(manager)),
+        "fair+deadline": lambda config, tenants, cost, manager: FairDeadline(
+            tenants,
+            _slots(manager),
+            Deadline(config.ageing, cost),
+            cost,
+            config.urgent_slack,
+            config.urgent_service,
+        ),
+    }
 )
 
 
@@ -41,7 +42,13 @@ def check_policy(name: object) -> None:
         raise ConfigError(f"policy={name!r:.200} is unknown: choose one of {sorted(POLICIES)}")
 
 
-def make_policy(config: SchedulerConfig, tenants: TenantTable, cost: CostModel) -> Policy:
+def make_policy(
+    config: SchedulerConfig, tenants: TenantTable, cost: CostModel, manager: BlockManager
+) -> Policy:
     """A fresh policy for one scheduler. ConfigError for a name that there is not."""
     check_policy(config.policy)
-    return POLICIES[config.policy](config, tenants, cost)
+    return POLICIES[config.policy](config, tenants, cost, manager)
+
+
+def _slots(manager: BlockManager) -> int:
+    return manager.num_blocks * manager.block_size

@@ -36,6 +36,10 @@ class TokenCounters:
         """Tenants of which something is known."""
         return len(self._counters)
 
+    def num_started(self, tenant: str | None) -> int:
+        """Requests of the tenant that have started and not ended."""
+        return self._running[tenant]
+
     def join(self, tenant: str | None, others: Sequence[str | None]) -> None:
         """The tenant begins to compete with others that wait."""
         rivals = [other for other in others if other != tenant]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pagedkv.scheduling.line import Line
 from pagedkv.scheduling.policies.counters import TokenCounters
 from pagedkv.scheduling.policies.fcfs import Fcfs
+from pagedkv.scheduling.policies.shares import Shares, num_slots
 from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.tenants import TenantTable
 
@@ -19,35 +20,92 @@ class Fair(Fcfs):
     Service is 1 a prompt token, charged when a request first starts, and 2 a token that a step
     draws. Tokens found in the prefix cache count like others: what a tenant gets then does not
     depend on what happens to be cached. What is computed again after a preemption is charged to
-    nobody. Prompt tokens that were never computed when a request ends are given back.
+    nobody. Prompt tokens that were never computed when a request ends are given back. The tenant
+    with the most yields first.
+
+    A tenant that stays within its share of the pool goes before others as long as its counter is at
+    most V above the least: a prompt is charged at once, and a tenant that asks for little would
+    wait after each until a flood has caught up. If there is no room for it, one of the tenant that
+    has most beyond its share is preempted.
 
     For two tenants of equal weight that both have requests waiting throughout, the difference of
-    their service over any time is at most 2 * max(1 * longest prompt, 2 * tokens of the pool), as
-    the paper proves, when what runs fits in the pool. The tenant with the most yields first.
+    their service over any time is at most 2 * (U + V), U = max(longest prompt, 2 * tokens of the
+    pool): the paper's 2 * U, and V because whoever is charged was at most V above the least.
+    V is a sixteenth of 2 * tokens of the pool.
     """
 
-    def __init__(self, tenants: TenantTable) -> None:
+    def __init__(self, tenants: TenantTable, pool_tokens: int) -> None:
+        self._tenants, self._pool_tokens = tenants, pool_tokens
         self.counters = TokenCounters(tenants)
+        self._allowance = OUTPUT_WEIGHT * pool_tokens / 16  # V
+        self._running: dict[int, Request] = {}  # by Request.order
 
     def choose(self, lines: Sequence[Line], now: float) -> Request:
-        """Of equal counters that of the earlier head."""
-        heads = (line.head for line in lines)
-        return min(heads, key=lambda head: (self.counters[head.tenant], *self.key(head)))
+        """Of equal counters that of the tenant with fewer requests running or preempted."""
+        heads = [line.head for line in lines]
+        least = min(self.counters[head.tenant] for head in heads)
+        shares = self._shares([head.tenant for head in heads], num_slots, self._pool_tokens)
+        modest = [
+            head
+            for head in heads
+            if self.counters[head.tenant] <= least + self._allowance
+            and shares.has_room(head, num_slots)
+        ]
+        return min(
+            modest or heads,
+            key=lambda head: (
+                self.counters[head.tenant],
+                self.counters.num_started(head.tenant),
+                *self.key(head),
+            ),
+        )
 
     def yield_class(self, request: Request, now: float) -> tuple[float, ...]:
         return (self.counters[request.tenant],)
+
+    def yields_to(
+        self,
+        request: Request,
+        running: Sequence[Request],
+        waiting: Sequence[str | None],
+        size: Callable[[Request], int],
+        total: int,
+    ) -> Sequence[Request]:
+        """Requests of the tenant that has most beyond its share, for one that stays within its own.
+
+        Who yields keeps its share too: tenants that all want more take nothing from each other.
+        """
+        shares = self._shares([request.tenant, *waiting], size, total)
+        if not shares.has_room(request, size):
+            return []
+        most = shares.fullest()
+        return [r for r in running[1:] if r.tenant == most and shares.can_spare(r, size)]
+
+    def _shares(
+        self, waiting: Sequence[str | None], size: Callable[[Request], int], total: int
+    ) -> Shares:
+        held = dict.fromkeys(waiting, 0)
+        for request in self._running.values():
+            held[request.tenant] = held.get(request.tenant, 0) + size(request)
+        weights = {tenant: self._tenants[tenant].weight for tenant in held}
+        return Shares(held, weights, total)
 
     def joined(self, tenant: str | None, others: Sequence[str | None]) -> None:
         self.counters.join(tenant, others)
 
     def admitted(self, request: Request, cached_tokens: int, again: bool) -> None:
+        self._running[request.order] = request
         if not again:
             self.counters.start(request.tenant, PROMPT_WEIGHT * len(request.prompt))
 
     def drew(self, request: Request, tokens: int) -> None:
         self.counters.charge(request.tenant, OUTPUT_WEIGHT * tokens)
 
+    def preempted(self, request: Request) -> None:
+        del self._running[request.order]
+
     def left(self, request: Request) -> None:
+        self._running.pop(request.order, None)
         if request.admitted:
             unused = len(request.prompt) - request.num_prefilled
             self.counters.end(request.tenant, PROMPT_WEIGHT * unused)

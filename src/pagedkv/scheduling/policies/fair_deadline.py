@@ -22,9 +22,9 @@ class FairDeadline(Fair):
     `urgent_service` of the least; of several the one that is due first.
 
     The price: for two tenants of equal weight that both have requests waiting throughout, the
-    difference of their service is at most 2 * (U + urgent_service) instead of 2 * U (see Fair for
-    U): whoever is charged was at most `urgent_service` above the least. Service is counted as in
-    Fair, 1 a prompt token and 2 an output token, over the tenant's weight.
+    difference of their service is at most 2 * (U + V + urgent_service) instead of 2 * (U + V) (see
+    Fair): whoever is charged was at most V + `urgent_service` above the least. Service is counted
+    as in Fair, 1 a prompt token and 2 an output token, over the tenant's weight.
     """
 
     aims_at_deadlines = True
@@ -32,12 +32,13 @@ class FairDeadline(Fair):
     def __init__(
         self,
         tenants: TenantTable,
+        pool_tokens: int,
         deadline: Deadline,
         cost: CostModel,
         urgent_slack: float,
         urgent_service: float,
     ) -> None:
-        super().__init__(tenants)
+        super().__init__(tenants, pool_tokens)
         self._deadline, self._cost = deadline, cost
         self._urgent_slack, self._urgent_service = urgent_slack, urgent_service
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pagedkv.scheduling.line import Key, Line
 from pagedkv.scheduling.request import Request
@@ -18,9 +18,22 @@ class Fcfs:
         return request.arrival, request.order
 
     def choose(self, lines: Sequence[Line], now: float) -> Request:
-        return min((line.head for line in lines), key=self.key)
+        """Those preempted come first, of whatever tenant."""
+        heads = (line.head for line in lines)
+        return min(heads, key=lambda head: (not head.admitted, *self.key(head)))
 
     def yield_class(self, request: Request, now: float) -> tuple[float, ...]:
+        return ()
+
+    def yields_to(
+        self,
+        request: Request,
+        running: Sequence[Request],
+        waiting: Sequence[str | None],
+        size: Callable[[Request], int],
+        total: int,
+    ) -> Sequence[Request]:
+        """Nobody: who is let in stays until blocks run out."""
         return ()
 
     def joined(self, tenant: str | None, others: Sequence[str | None]) -> None:
@@ -30,6 +43,9 @@ class Fcfs:
         """Nothing is counted."""
 
     def drew(self, request: Request, tokens: int) -> None:
+        """Nothing is counted."""
+
+    def preempted(self, request: Request) -> None:
         """Nothing is counted."""
 
     def left(self, request: Request) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pagedkv.scheduling.line import Key, Line
@@ -12,9 +12,8 @@ from pagedkv.scheduling.request import Request
 class Policy(Protocol):
     """One object a scheduler. It sees requests and `now` (seconds), and no clock.
 
-    Waiting requests stand in one line a tenant, in the order of `key`, which stays as it is while a
-    request waits; `choose` says who is next. Requests that were preempted come before all lines,
-    by `key`.
+    Waiting requests stand in one line a tenant, those that were preempted before the others, both
+    in the order of `key`, which stays as it is while a request waits; `choose` says who is next.
     """
 
     @property
@@ -23,7 +22,7 @@ class Policy(Protocol):
         ...
 
     def key(self, request: Request) -> Key:
-        """Order of service: in its line, among the preempted, and among running prefills."""
+        """Order of service: in its line, and among running prefills."""
         ...
 
     def choose(self, lines: Sequence[Line], now: float) -> Request:
@@ -33,6 +32,21 @@ class Policy(Protocol):
 
     def yield_class(self, request: Request, now: float) -> tuple[float, ...]:
         """Running requests with the highest numbers give their blocks up first."""
+        ...
+
+    def yields_to(
+        self,
+        request: Request,
+        running: Sequence[Request],
+        waiting: Sequence[str | None],
+        size: Callable[[Request], int],
+        total: int,
+    ) -> Sequence[Request]:
+        """Running requests any of which may be preempted so that `request`, who is next, can start.
+
+        running: in order of service. waiting: tenants with requests that wait. size: what a request
+        takes of that which there is too little of, of `total` (token slots, or seats).
+        """
         ...
 
     def joined(self, tenant: str | None, others: Sequence[str | None]) -> None:
@@ -48,6 +62,10 @@ class Policy(Protocol):
 
     def drew(self, request: Request, tokens: int) -> None:
         """A step has drawn so many tokens for one sample of the request."""
+        ...
+
+    def preempted(self, request: Request) -> None:
+        """A running request goes back to those that wait."""
         ...
 
     def left(self, request: Request) -> None:

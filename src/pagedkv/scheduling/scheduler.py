@@ -22,8 +22,8 @@ from pagedkv.scheduling.messages import Abort, Add, Delta
 from pagedkv.scheduling.namespaces import public_length
 from pagedkv.scheduling.overload import Overload
 from pagedkv.scheduling.policies import make_policy
-from pagedkv.scheduling.recovery import SWAP
 from pagedkv.scheduling.policies.shares import num_seats, num_slots
+from pagedkv.scheduling.recovery import SWAP
 from pagedkv.scheduling.request import Branch, Request
 from pagedkv.scheduling.results import take_result
 from pagedkv.scheduling.roster import Roster

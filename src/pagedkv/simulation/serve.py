@@ -13,7 +13,7 @@ from pagedkv.cache import BlockManager
 from pagedkv.engine.core import EngineCore
 from pagedkv.errors import ConfigError
 from pagedkv.scheduling.config import SchedulerConfig
-from pagedkv.scheduling.messages import Add, Delta, StepStats
+from pagedkv.scheduling.messages import Abort, Add, Delta, StepStats
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.scheduler import Scheduler
 from pagedkv.scheduling.tenants import ORDINARY, Tenant
@@ -173,7 +173,7 @@ def serve(
     until: float = np.inf,
     observe: Callable[[Delta, float], None] = lambda delta, now: None,
 ) -> SimulatedRun:
-    """Runs every request of the trace to its end, or all to the time `until`.
+    """Runs every request of the trace to its end, or all of them up to the time `until`.
 
     cost: seconds of a step. observe: is given every delta and the time it comes.
 
@@ -220,6 +220,10 @@ def serve(
             observe(delta, clock.now)
         if stats is not None:
             run.steps.append(stats)
+    for i, request in enumerate(run.requests):
+        if request.end is None:  # the time is up
+            core.send(Abort(str(i)))
+    core.step(clock.now)
     run.prompt_tokens = int(trace.prompt_tokens.sum())
     return run
 

@@ -12,6 +12,7 @@ from pagedkv.scheduling.cost import CostModel
 from pagedkv.scheduling.policies.deadline import Deadline
 from pagedkv.scheduling.policies.fair import Fair
 from pagedkv.scheduling.policies.fair_deadline import FairDeadline
+from pagedkv.scheduling.policies.fair_prefix import FairPrefix
 from pagedkv.scheduling.policies.fcfs import Fcfs
 from pagedkv.scheduling.policies.interface import Policy
 from pagedkv.scheduling.policies.priority import Priority
@@ -24,6 +25,9 @@ POLICIES: Mapping[str, Builder] = MappingProxyType(
         "priority": lambda config, tenants, cost, manager: Priority(config.ageing),
         "deadline": lambda config, tenants, cost, manager: Deadline(config.ageing, cost),
         "fair": lambda config, tenants, cost, manager: Fair(tenants, _slots(manager)),
+        "fair+prefix": lambda config, tenants, cost, manager: FairPrefix(
+            tenants, manager, config.ageing
+        ),
         "fair+deadline": lambda config, tenants, cost, manager: FairDeadline(
             tenants,
             _slots(manager),

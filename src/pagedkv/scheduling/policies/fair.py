@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pagedkv.scheduling.line import Line
 from pagedkv.scheduling.policies.counters import TokenCounters
 from pagedkv.scheduling.policies.fcfs import Fcfs
-from pagedkv.scheduling.policies.shares import Shares, num_slots
+from pagedkv.scheduling.policies.shares import Occupancy
 from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.tenants import TenantTable
 
@@ -35,22 +35,15 @@ class Fair(Fcfs):
     """
 
     def __init__(self, tenants: TenantTable, pool_tokens: int) -> None:
-        self._tenants, self._pool_tokens = tenants, pool_tokens
         self.counters = TokenCounters(tenants)
         self._allowance = OUTPUT_WEIGHT * pool_tokens / 16  # V
-        self._running: dict[int, Request] = {}  # by Request.order
+        self._occupancy = Occupancy(tenants, pool_tokens)
 
     def choose(self, lines: Sequence[Line], now: float) -> Request:
         """Of equal counters that of the tenant with fewer requests running or preempted."""
         heads = [line.head for line in lines]
-        least = min(self.counters[head.tenant] for head in heads)
-        shares = self._shares([head.tenant for head in heads], num_slots, self._pool_tokens)
-        modest = [
-            head
-            for head in heads
-            if self.counters[head.tenant] <= least + self._allowance
-            and shares.has_room(head, num_slots)
-        ]
+        most = min(self.counters[head.tenant] for head in heads) + self._allowance
+        modest = self._occupancy.modest([h for h in heads if self.counters[h.tenant] <= most])
         return min(
             modest or heads,
             key=lambda head: (
@@ -71,30 +64,13 @@ class Fair(Fcfs):
         size: Callable[[Request], int],
         total: int,
     ) -> Sequence[Request]:
-        """Requests of the tenant that has most beyond its share, for one that stays within its own.
-
-        Who yields keeps its share too: tenants that all want more take nothing from each other.
-        """
-        shares = self._shares([request.tenant, *waiting], size, total)
-        if not shares.has_room(request, size):
-            return []
-        most = shares.fullest()
-        return [r for r in running[1:] if r.tenant == most and shares.can_spare(r, size)]
-
-    def _shares(
-        self, waiting: Sequence[str | None], size: Callable[[Request], int], total: int
-    ) -> Shares:
-        held = dict.fromkeys(waiting, 0)
-        for request in self._running.values():
-            held[request.tenant] = held.get(request.tenant, 0) + size(request)
-        weights = {tenant: self._tenants[tenant].weight for tenant in held}
-        return Shares(held, weights, total)
+        return self._occupancy.yielding(request, running, waiting, size, total)
 
     def joined(self, tenant: str | None, others: Sequence[str | None]) -> None:
         self.counters.join(tenant, others)
 
     def admitted(self, request: Request, cached_tokens: int, again: bool) -> None:
-        self._running[request.order] = request
+        self._occupancy.start(request)
         if not again:
             self.counters.start(request.tenant, PROMPT_WEIGHT * len(request.prompt))
 
@@ -102,10 +78,10 @@ class Fair(Fcfs):
         self.counters.charge(request.tenant, OUTPUT_WEIGHT * tokens)
 
     def preempted(self, request: Request) -> None:
-        del self._running[request.order]
+        self._occupancy.stop(request)
 
     def left(self, request: Request) -> None:
-        self._running.pop(request.order, None)
+        self._occupancy.stop(request)
         if request.admitted:
             unused = len(request.prompt) - request.num_prefilled
             self.counters.end(request.tenant, PROMPT_WEIGHT * unused)

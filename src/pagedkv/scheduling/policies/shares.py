@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pagedkv.scheduling.request import Request
+from pagedkv.scheduling.tenants import TenantTable
 
 
 def num_slots(request: Request) -> int:
@@ -15,6 +16,58 @@ def num_slots(request: Request) -> int:
 def num_seats(request: Request) -> int:
     """Sequences that a request runs."""
     return len(request.live)
+
+
+class Occupancy:
+    """Who runs, and which tenants keep within their shares.
+
+    A flood takes all room that is free. A tenant that asks for little would wait until something of
+    it ends; so it goes first, within the bounds of the policy, and if there is no room for it, one
+    of the tenant that has most beyond its share yields.
+    """
+
+    def __init__(self, tenants: TenantTable, pool_tokens: int) -> None:
+        self._tenants, self._pool_tokens = tenants, pool_tokens
+        self._running: dict[int, Request] = {}  # by Request.order
+
+    def start(self, request: Request) -> None:
+        self._running[request.order] = request
+
+    def stop(self, request: Request) -> None:
+        """Nothing happens when it does not run."""
+        self._running.pop(request.order, None)
+
+    def modest(self, heads: Sequence[Request]) -> list[Request]:
+        """Of waiting requests of different tenants those within their tenants' shares of slots."""
+        shares = self._shares([head.tenant for head in heads], num_slots, self._pool_tokens)
+        return [head for head in heads if shares.has_room(head, num_slots)]
+
+    def yielding(
+        self,
+        request: Request,
+        running: Sequence[Request],
+        waiting: Sequence[str | None],
+        size: Callable[[Request], int],
+        total: int,
+    ) -> list[Request]:
+        """See `Policy.yields_to`. Nobody, unless the request is within its tenant's share.
+
+        Who yields keeps its share too: tenants that all want more take nothing from each other.
+        """
+        shares = self._shares([request.tenant, *waiting], size, total)
+        if not shares.has_room(request, size):
+            return []
+        most = shares.fullest()
+        return [r for r in running[1:] if r.tenant == most and shares.can_spare(r, size)]
+
+    def _shares(
+        self, waiting: Sequence[str | None], size: Callable[[Request], int], total: int
+    ) -> Shares:
+        held = dict.fromkeys(waiting, 0)
+        for request in self._running.values():
+            held[request.tenant] = held.get(request.tenant, 0) + size(request)
+        weights = {tenant: self._tenants[tenant].weight for tenant in held}
+        return Shares(held, weights, total)
 
 
 class Shares:

@@ -468,7 +468,7 @@ class Scheduler:
             return False
         missing = max(1, short.blocks - short.room) if short is not None else 1
         block_bytes = None if self.tiering is None else self.tiering.block_bytes
-        victim = least_loss(roster, yielding, missing, self.cost, block_bytes)
+        victim = least_loss(roster, yielding, missing, self.cost, block_bytes, self.config.recovery)
         self._send_back(victim, 1, short.blocks if short is not None else 0)
         rows[:] = [row for row in rows if row.branch.open]
         return True

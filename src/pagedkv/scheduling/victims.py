@@ -41,7 +41,7 @@ def choose_victim(
     classes = [policy.yield_class(request, now) for request in others]
     highest = max(classes)
     others = [r for r, its in zip(others, classes, strict=True) if its == highest]
-    return least_loss(roster, others, shortage, cost, block_bytes)
+    return least_loss(roster, others, shortage, cost, block_bytes, mode)
 
 
 def least_loss(
@@ -50,6 +50,7 @@ def least_loss(
     shortage: int,
     cost: CostModel,
     block_bytes: int | None = None,
+    mode: str = "auto",
 ) -> Victim:
     """Of running requests (at least one, in order of service) the one to yield: as above."""
     manager = roster.manager

@@ -7,6 +7,8 @@ from harness import VOCAB, Run, solo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagedkv.scheduling.cost import StepFeatures
+
 POLICIES = ["deadline", "fair+deadline"]
 
 
@@ -102,6 +104,8 @@ requests = st.fixed_dictionaries(
         "deadline": st.sampled_from((None, None, 1.0, 4.0, 10.0)),
         "tenant": st.sampled_from((None, "a", "b")),
         "steps": st.integers(0, 2),
+        "abort": st.booleans(),
+        "preempt": st.booleans(),
     }
 )
 
@@ -119,25 +123,32 @@ def test_everyone_ends_in_time_or_with_a_reason_and_nothing_leaks(
 ):
     """Tokens are those of the request alone; after its deadline nobody is computed."""
     run = Run(num_blocks=blocks, block_size=4, budget=8, policy=policy, overload=overload)
-    run.scheduler.cost.observe = lambda *_: None  # the toy executor takes no time
+    for i in range(40):  # the toy executor takes no time of its own
+        tokens = 1 + i % 8
+        run.scheduler.cost.observe(StepFeatures(tokens, 0, 0.0), step_seconds * tokens / 8)
     waiting = [(str(i), dict(one)) for i, one in enumerate(todo)]
     deadlines = {name: one["deadline"] for name, one in waiting}
+    slos = {name: one["ttft_slo"] for name, one in waiting}
     params = {}
     while waiting or run.core.has_unfinished():
         if waiting:
             name, one = waiting.pop(0)
-            steps = one.pop("steps")
+            steps, abort, preempt = one.pop("steps"), one.pop("abort"), one.pop("preempt")
             params[name] = one["prompt"], one["seed"], one["max_tokens"]
             run.add(name, one.pop("prompt"), **one)
         else:
-            steps = 1
+            steps, abort, preempt = 1, False, False
         for _ in range(steps):
-            before = len(run.steps)
             run.step()
             for name, request in run.scheduler._roster.requests.items():
                 assert deadlines[name] is None or run.now <= deadlines[name], "outlived"
                 assert request.live
-            run.now += step_seconds * (len(run.steps) > before or 1)
+            run.now += step_seconds
+        first = next(iter(run.scheduler._roster.requests), None)
+        if preempt and first is not None:
+            run.preempt(first)
+        if abort and first is not None:
+            run.abort(first)
         assert run.now < 1e4
     run.check_idle()
     for (name, sample), delta in run.ends.items():
@@ -145,6 +156,9 @@ def test_everyone_ends_in_time_or_with_a_reason_and_nothing_leaks(
         alone = solo(prompt, seed + sample, max_tokens=count)
         tokens = run.tokens[name, sample]
         assert tokens == alone[: len(tokens)]
-        assert delta.finish_reason in ("length", "deadline")
+        assert delta.finish_reason in ("length", "deadline", "abort")
+        if delta.finish_reason == "deadline":
+            assert deadlines[name] is not None or (overload == "reject" and slos[name] is not None)
+            assert delta.error
         if delta.finish_reason == "length" and delta.error is None:
             assert len(tokens) == count

@@ -21,6 +21,8 @@ from pagedkv.errors import RequestError
 from pagedkv.scheduling.config import ADMISSIONS
 from pagedkv.scheduling.messages import Add, Delta, Drain
 from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
+from pagedkv.scheduling.policies import POLICIES
+from pagedkv.scheduling.tenants import Tenant
 
 STEMS = tuple(tuple(first % VOCAB for first in range(i, i + 50)) for i in (1, 1, 20))
 STOPS = tuple(range(40, 48))
@@ -54,6 +56,8 @@ class EngineMachine(RuleBasedStateMachine):
         admission=st.sampled_from(("prompt", *ADMISSIONS)),
         quantile=st.sampled_from((0.0, 0.5, 1.0)),
         watermark=st.sampled_from((0.0, 0.0, 0.2, 1.0)),
+        policy=st.sampled_from(("fcfs", *POLICIES)),
+        tenant=st.sampled_from((None, None, Tenant(weight=3), Tenant(max_running=1))),
     )
     def start(
         self,
@@ -68,6 +72,8 @@ class EngineMachine(RuleBasedStateMachine):
         admission: str,
         quantile: float,
         watermark: float,
+        policy: str,
+        tenant: Tenant | None,
     ) -> None:
         self.size, self.eos, self.max_model_len = block_size, eos, max_model_len
         self.budget = 1 + (budget - 1) % (3 * block_size)
@@ -87,7 +93,10 @@ class EngineMachine(RuleBasedStateMachine):
             admission=admission,
             admission_quantile=quantile,
             watermark=watermark,
+            policy=policy,
+            tenants=(("a", tenant),) if tenant is not None else (),
         )
+        self.most_running = tenant.max_running if tenant is not None else None
         self.caching, self.num_blocks = caching, num_blocks
         self.seats = min(seats, self.budget)
         stem = STEMS[0][:public]
@@ -412,6 +421,8 @@ class EngineMachine(RuleBasedStateMachine):
         undelivered = {delta.request_id for delta in core._deltas}
         assert set(scheduler._roster.requests) | undelivered >= set(self.live())
         roster = scheduler._roster
+        started = sum(r.tenant == "a" and r.admitted for r in roster.requests.values())
+        assert started <= (self.most_running or started)
         running = {request.order for request in roster.running}
         waiting = [request.order for request in roster.waiting.requests()]
         assert len(waiting) == len(roster.waiting)

@@ -41,6 +41,9 @@ class Watch:
         self.public, self.sent, self.due = public, sent, due
         self.planning = False
         self.preempted = 0
+        config = run.scheduler.config
+        # First come, first served, whoever it is: of other policies less is said here.
+        self.plain = config.policy == "fcfs" and not config.tenants
         manager = run.manager
         # Whose K/V is in a slot: an index of `tenants`, -1 for nobody's.
         self.wrote = np.full((manager.num_blocks + 1) * manager.block_size, -1)
@@ -149,7 +152,7 @@ class Watch:
         """
         scheduler, room = self.run.scheduler, self.run.manager.num_blocks
         config, running = scheduler.config, scheduler._roster.running
-        if self.caching or config.admission == "first_chunk":
+        if not self.plain or self.caching or config.admission == "first_chunk":
             return
         kept = math.ceil(config.watermark * room)
         need = sum(map(self.blocks_of, running))
@@ -172,7 +175,9 @@ class Watch:
     def note_start(self, request: Request) -> None:
         """With a cache one may be passed over, whose beginning this very step computes."""
         first = self.waiting()[0]
-        assert self.caching or request.id == first, f"{request.id} is let in before {first}"
+        assert self.caching or not self.plain or request.id == first, (
+            f"{request.id} is let in before {first}"
+        )
 
     def note_preempt(self, request: Request) -> None:
         """Whoever yields, the first to have arrived never does."""

@@ -408,9 +408,7 @@ class Scheduler:
                     demand, passed, roster.running, [*rows, *loads], limit
                 )
                 if short is not None:
-                    if self.config.admission != "max_tokens" and self._make_room(
-                        request, rows, started, num_slots, slots, short
-                    ):
+                    if self._make_room(request, rows, started, num_slots, slots, short):
                         budget, leaders = _unused(rows, whole), Leaders(self.manager, rows)
                         continue
                     self._log_wait(request, short.reason, demand=demand.blocks, **short._asdict())
@@ -464,7 +462,7 @@ class Scheduler:
         waiting = roster.waiting.tenants
         yielding = roster.policy.yields_to(request, roster.running, waiting, size, total)
         yielding = [other for other in yielding if other not in started]
-        if not yielding:
+        if not yielding or self.config.admission == "max_tokens":  # which never preempts
             return False
         missing = max(1, short.blocks - short.room) if short is not None else 1
         block_bytes = None if self.tiering is None else self.tiering.block_bytes

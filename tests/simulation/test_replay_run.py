@@ -68,7 +68,19 @@ def add(rng: random.Random, name: str, now: float) -> Add:
     )
     tenant = rng.choice([None, "a", "b"])
     deadline = now + rng.random() * 9 if rng.random() < 0.1 else None
-    return Add(name, prompt, params, now, rng.randrange(99), tenant=tenant, deadline=deadline)
+    wanted = rng.random() < 0.4
+    return Add(
+        name,
+        prompt,
+        params,
+        now,
+        rng.randrange(99),
+        priority=rng.randrange(3),
+        tenant=tenant,
+        ttft_slo=rng.random() * 3 + 0.01 if wanted else None,
+        tpot_slo=rng.random() / 5 + 0.01 if wanted else None,
+        deadline=deadline,
+    )
 
 
 def record(
@@ -140,7 +152,7 @@ def test_the_runs_above_have_everything(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair", "deadline"])
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair", "deadline", "fair+deadline"])
 @pytest.mark.parametrize("admission", ["first_chunk", "max_tokens", "expected_peak"])
 def test_settings_are_part_of_a_recording(policy: str, admission: str, tmp_path: Path) -> None:
     record(tmp_path / "run", 3, policy=policy, admission=admission, watermark=0.05)

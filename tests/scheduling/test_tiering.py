@@ -8,8 +8,11 @@ import pytest
 from harness import Run, solo
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_beams import EOS, alone, found
+from test_beams import add as add_beams
 
 from pagedkv.engine.toy import payload_bytes
+from pagedkv.scheduling.params import BeamSearchParams
 from pagedkv.tiers.host import HostTier
 
 SIZE = 4
@@ -208,3 +211,14 @@ def test_tiers_change_no_token_and_leak_nothing(
         for sample in range(samples):
             if not abort and run.ends[f"r{i}", sample].error is None:
                 assert run.tokens[f"r{i}", sample] == solo(prompt, max_tokens=output)
+
+
+def test_beams_wait_together_for_blocks_that_are_on_their_way_out():
+    """Once some of them went on without the others, and were compared as if they were all."""
+    beam = BeamSearchParams(beam_width=3, max_tokens=9)
+    run = Run(9, 3, tier=host(1000, 3), budget=16, eos=EOS)
+    add_beams(run, "beams", [1, 2, 3, 4, 5], beam)
+    run.add("other", (20, 21, 22), max_tokens=12, ignore_eos=True)
+    run.finish()
+    assert run.scheduler.stats.num_preemptions > 0 and moved(run)[0] > 0
+    assert found(run, "beams", 3) == alone([1, 2, 3, 4, 5], beam)

@@ -98,6 +98,18 @@ def select_rows(
     return rows, budget
 
 
+def drop_last(rows: list[Row]) -> None:
+    """Takes the last row out, with the others of its request if they are beams.
+
+    Beams are compared when all of them have drawn: none goes on without the others.
+    """
+    request = rows[-1].branch.request
+    if request.search is None:
+        rows.pop()
+    else:
+        rows[:] = [row for row in rows if row.branch.request is not request]
+
+
 def prefill_limit(request: Request, budget: int, awaiting: AbstractSet[int]) -> int:
     """Most tokens the request may prefill in a step of `budget` tokens.
 

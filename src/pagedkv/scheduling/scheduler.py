@@ -11,7 +11,7 @@ import numpy as np
 from pagedkv.cache import BlockManager, SeqId
 from pagedkv.errors import ConfigError, PagedKVError, RequestError
 from pagedkv.scheduling.admission import Admission, Demand, Shortage, admission_demand, widen
-from pagedkv.scheduling.batch import Batch, Row, make_batch, prefill_limit, select_rows
+from pagedkv.scheduling.batch import Batch, Row, drop_last, make_batch, prefill_limit, select_rows
 from pagedkv.scheduling.beams import start_search
 from pagedkv.scheduling.chunking import Decodes, step_budget
 from pagedkv.scheduling.config import SchedulerConfig
@@ -302,7 +302,7 @@ class Scheduler:
                 # What a victim leaves is on its way out: who comes last waits for it.
                 last = loads or rows
                 while last and not self._fits([*rows, *loads]):
-                    last.pop()
+                    drop_last(last)
                     last = loads or rows
                 return rows, loads, 0, short
             if len(roster.running) > 1:

@@ -171,3 +171,18 @@ def test_no_review_before_the_cost_model_is_fitted():
 def test_an_unknown_way_to_meet_overload_is_refused(overload):
     with pytest.raises(ConfigError, match="overload="):
         SchedulerConfig(8, 8, 100, overload=overload)
+
+
+def test_a_prefill_that_seems_to_cost_nothing_is_in_nobodys_way():
+    """Once such a fit, of steps whose times depend on the context alone, ended the loop."""
+    run = Run(num_blocks=200, budget=10, policy="deadline")
+    for i in range(40):
+        size = 1 + i % 7
+        run.scheduler.cost.observe(StepFeatures(8 - i % 7, 100 * size, 0.0), 0.01 * size**2)
+    assert run.scheduler.cost.fitted
+    assert run.scheduler.cost.prefill_seconds(10, alone=True) == 0
+    for i in range(3):
+        run.add(str(i), range(i, i + 20), max_tokens=3, ttft_slo=5.0)
+    run.step()
+    assert not demoted(run)
+    run.finish()

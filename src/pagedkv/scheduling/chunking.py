@@ -56,12 +56,12 @@ def prefill_share(decodes: Decodes, cost: CostModel, limit: int) -> tuple[float,
     """Share of the time that goes to prefills while there are enough of them, and seconds a step.
 
     Of steps as long as the shortest pace allows: slack that decodes have gained is used up soon.
-    The cost model must be fitted.
+    The cost model must be fitted. Where it has prefills cost nothing, nothing is in their way.
     """
     base = cost.predict(decodes.num_rows, decodes.sum_context)
     chunk = _budget(decodes, decodes.pace, cost, limit, 0) - decodes.num_rows
     work = cost.prefill_seconds(max(1, chunk))
-    return work / (base + work), base + work
+    return work / (base + work) if work else 1.0, base + work
 
 
 def _budget(decodes: Decodes, target: float, cost: CostModel, limit: int, prior: int) -> int:

@@ -105,7 +105,7 @@ class Overload:
         late = (np.cumsum((prefill * doubt)[order]) > left[order]) & droppable[order]
         if late.any():
             # Who brings more work to come is dropped sooner; all together take what they take.
-            works = whole * doubt * (prefill.sum() / whole.sum())
+            works = whole * doubt * (prefill.sum() / whole.sum() if whole.any() else 1.0)
             jobs = [Job(works[i], left[i], bool(droppable[i])) for i in order.tolist()]
             kept[order] = moore_hodgson(jobs)
         return self._carry_out(unserved, kept & ~hopeless, hopeless, prefill, now)

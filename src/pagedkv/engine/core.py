@@ -193,8 +193,9 @@ class EngineCore:
         for seq, samples in scheduler.sharers.items():
             if seq not in lengths:
                 lengths[seq] = int(manager.tables([seq]).lengths[0])  # with what is being loaded
-                tail = int(manager.block_table(seq)[-1])
-                tails[tail] = max(tails.get(tail, 0), (lengths[seq] - 1) % size + 1)
+                # Last blocks; a sequence that was opened on nothing, and has to wait, has none.
+                for tail in manager.block_table(seq)[-1:].tolist():
+                    tails[tail] = max(tails.get(tail, 0), (lengths[seq] - 1) % size + 1)
             slots_unshared += samples * lengths[seq]
             blocks_unshared += samples * -(-lengths[seq] // size)
         copies = Counter(step.copies[:, 0].tolist())

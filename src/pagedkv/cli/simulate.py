@@ -12,7 +12,8 @@ from rich.table import Table
 
 from pagedkv.cli.costs import Line, step_cost
 from pagedkv.cli.html_file import check_report, write_report
-from pagedkv.cli.workload import Invented, workload
+from pagedkv.cli.workload import Invented, tenant_weights, workload
+from pagedkv.scheduling.policies import POLICIES
 from pagedkv.simulation.perf_tables import SplitwiseCost
 from pagedkv.simulation.report import serve_report
 from pagedkv.simulation.serve import Server, SimulatedRun
@@ -136,6 +137,17 @@ def serve(
             help="Instead: costs of the machine that made this recording.", metavar="FILE"
         ),
     ] = None,
+    policy: Annotated[
+        str, typer.Option(help=f"One of {', '.join(POLICIES)}.", metavar="TEXT")
+    ] = "fcfs",
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            "--tenant-weights",
+            help="For policies that are fair; 1 for tenants that are not named.",
+            metavar="NAME=WEIGHT,...",
+        ),
+    ] = None,
     report: Annotated[
         Path | None,
         typer.Option(help="Write one HTML page with plots here, too.", metavar="FILE"),
@@ -163,6 +175,8 @@ def serve(
         admission=admission,
         admission_quantile=admission_quantile,
         watermark=watermark,
+        policy=policy,
+        tenants=tenant_weights(weights),
     )
     run = simulate(wanted, server, cost)
     if isinstance(cost, SplitwiseCost) and cost.steps_outside:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pagedkv.errors import ConfigError
+from pagedkv.scheduling.tenants import Tenant
 from pagedkv.simulation.trace import Trace, read_trace
 from pagedkv.simulation.workload import (
     Arrivals,
@@ -36,7 +37,7 @@ class Invented:
 
     def make(self, num_requests: int) -> Trace:
         """ConfigError for options that cannot work, alone or together."""
-        rates = None if self.tenants is None else _rates(self.tenants)
+        rates = None if self.tenants is None else by_tenant("--tenants", "RATE", self.tenants)
         if rates is not None and self.rate is not None:
             raise ConfigError("--tenants say at which rates requests come: leave --rate out")
         return invent(
@@ -103,17 +104,26 @@ def _arrivals(text: str) -> Arrivals:
     )
 
 
-def _rates(text: str) -> dict[str, float]:
-    rates: dict[str, float] = {}
+def by_tenant(option: str, kind: str, text: str) -> dict[str, float]:
+    """Reads NAME=NUMBER,... ConfigError naming the option; kind: its word for the number."""
+    numbers: dict[str, float] = {}
     for item in text.split(","):
-        name, _, rate = item.rpartition("=")
+        name, _, number = item.rpartition("=")
         try:
-            value = float(rate)
+            value = float(number)
         except ValueError:
             name = ""
         if not name:
-            raise ConfigError(f"--tenants={text!r} must be NAME=RATE,..., such as a=1.5,b=3")
-        if name in rates:
-            raise ConfigError(f"--tenants={text!r} names {name!r} twice")
-        rates[name] = value
-    return rates
+            raise ConfigError(f"{option}={text!r} must be NAME={kind},..., such as a=1.5,b=3")
+        if name in numbers:
+            raise ConfigError(f"{option}={text!r} names {name!r} twice")
+        numbers[name] = value
+    return numbers
+
+
+def tenant_weights(text: str | None) -> tuple[tuple[str, Tenant], ...]:
+    """The setting `SchedulerConfig.tenants` of --tenant-weights."""
+    if text is None:
+        return ()
+    weights = by_tenant("--tenant-weights", "WEIGHT", text)
+    return tuple((name, Tenant(weight)) for name, weight in weights.items())

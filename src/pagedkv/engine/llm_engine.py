@@ -84,8 +84,9 @@ class LLMEngine:
         """Queues a request; it runs from the next `step` on.
 
         arrival_time: seconds on the engine's clock, now by default; requests are served in its
-        order. priority: kept with the request; first come, first served does not look at it.
-        tenant: requests of different tenants share no K/V but public prefixes. It is the caller's
+        order unless the policy has another. priority: from -1000 to 1000, lower numbers first under
+        the policy "priority". tenant: who is to be served fairly and has a quota; requests of
+        different tenants share no K/V but public prefixes. It is the caller's
         to say who its client is; never take it from what a client has sent.
         cache_salt: what the client gives; requests of a tenant share K/V only where it is equal.
         ttft_slo, tpot_slo: seconds, above 0, from the arrival to the first token and from each

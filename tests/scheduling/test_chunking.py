@@ -33,22 +33,32 @@ def decodes(slack: float, count: int = 10) -> Decodes:
 
 
 def test_the_step_ends_within_the_slack_and_one_more_tile_would_not(cost):
-    tokens = step_budget(decodes(0.1), cost, LIMIT)
+    tokens = step_budget(decodes(0.1), cost, LIMIT, 0)
     assert (tokens - 10) % 16 == 0
     assert cost.predict(tokens) <= 0.1 < cost.predict(tokens + 16)
 
 
 def test_more_slack_never_means_fewer_tokens(cost):
-    budgets = [step_budget(decodes(slack / 100), cost, LIMIT) for slack in range(300)]
+    budgets = [step_budget(decodes(slack / 100), cost, LIMIT, 0) for slack in range(300)]
     assert budgets == sorted(budgets)
     assert budgets[0] == 10 + 32  # progress, whatever it costs
     assert budgets[-1] == LIMIT
 
 
 def test_the_limit_counts_when_nothing_is_wanted_or_nothing_is_known(cost):
-    assert step_budget(decodes(math.inf), cost, LIMIT) == LIMIT
-    assert step_budget(decodes(0.01), CostModel(), LIMIT) == LIMIT
-    assert step_budget(decodes(0.01, count=LIMIT), cost, LIMIT) == LIMIT
+    assert step_budget(decodes(math.inf), cost, LIMIT, 0) == LIMIT
+    assert step_budget(decodes(0.01), CostModel(), LIMIT, 0) == LIMIT
+    assert step_budget(decodes(0.01, count=LIMIT), cost, LIMIT, 0) == LIMIT
+
+
+def test_what_a_chunk_follows_shortens_it(cost):
+    """With query-key pairs in the cost: 10 ms a step, 1 ms a token, 10 us a pair."""
+    model = CostModel()
+    for i in range(60):
+        tokens, prior = 1 + 37 * i % 200, 29 * i % 300
+        pairs = tokens * (prior + tokens / 2)
+        model.observe(StepFeatures(tokens, 0, pairs), 0.01 + 0.001 * tokens + 1e-5 * pairs)
+    assert step_budget(decodes(0.3), model, LIMIT, 500) < step_budget(decodes(0.3), model, LIMIT, 0)
 
 
 def look(cost: CostModel, slos: list[tuple[float | None, float | None]], now: float) -> Decodes:

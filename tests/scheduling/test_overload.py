@@ -149,6 +149,19 @@ def test_reviews_of_many_requests_are_further_apart():
     run.finish()
 
 
+def test_a_server_whose_steps_take_the_same_whatever_they_compute_is_judged_by_steps():
+    run = Run(num_blocks=200, budget=10, policy="deadline")
+    for i in range(40):
+        run.scheduler.cost.observe(StepFeatures(1 + i % 10, i % 7, 0.0), 1.0)
+    for i in range(3):
+        run.add(
+            str(i), range(10 * i, 10 * i + 10), max_tokens=1, ttft_slo=3.1 - i
+        )  # all due at 3.1
+    run.step()
+    assert len(demoted(run)) == 1  # two steps before it, and its own
+    run.finish()
+
+
 def test_without_a_target_nobody_is_given_up():
     run = fitted(overload="reject")
     for i in range(6):

@@ -32,8 +32,9 @@ class Decodes(NamedTuple):
             rows = [branch for branch in request.branches if branch.pending == 1]
             count += len(rows)
             sum_context += sum(branch.known for branch in rows)
-            if rows and request.tpot_slo is not None and request.first_token_at is not None:
-                slacks.append(next_due(request) - now)
+            due = next_due(request)
+            if rows and request.started and request.tpot_slo is not None and math.isfinite(due):
+                slacks.append(due - now)
                 pace = min(pace, request.tpot_slo)
         shortest = cost.predict(count, sum_context)
         in_time = [slack for slack in slacks if slack >= shortest]
@@ -42,7 +43,7 @@ class Decodes(NamedTuple):
         return cls(count, sum_context, min([*in_time, *late], default=math.inf), pace)
 
 
-def step_budget(decodes: Decodes, cost: CostModel, limit: int, prior: int = 0) -> int:
+def step_budget(decodes: Decodes, cost: CostModel, limit: int, prior: int) -> int:
     """Most tokens of a step, at most `limit`, that no decode becomes late for.
 
     The largest prefill that the cost model, less its usual error, lets into the slack; whole tiles,
@@ -52,16 +53,16 @@ def step_budget(decodes: Decodes, cost: CostModel, limit: int, prior: int = 0) -
     return _budget(decodes, decodes.slack, cost, limit, prior)
 
 
-def prefill_share(decodes: Decodes, cost: CostModel, limit: int) -> tuple[float, float]:
-    """Share of the time that goes to prefills while there are enough of them, and seconds a step.
+def waiting_cost(decodes: Decodes, cost: CostModel, limit: int) -> tuple[float, float]:
+    """What a prefill token costs those behind it beyond its own work, and a step, in seconds.
 
-    Of steps as long as the shortest pace allows: slack that decodes have gained is used up soon.
-    The cost model must be fitted. Where it has prefills cost nothing, nothing is in their way.
+    While there are prefills enough, steps are as long as the shortest pace allows (slack that
+    decodes have gained is used up soon); the prefill tokens of a step bear what it takes without
+    them: its decodes, and reading the weights.
     """
     base = cost.predict(decodes.num_rows, decodes.sum_context)
-    chunk = _budget(decodes, decodes.pace, cost, limit, 0) - decodes.num_rows
-    work = cost.prefill_seconds(max(1, chunk))
-    return work / (base + work) if work else 1.0, base + work
+    chunk = max(1, _budget(decodes, decodes.pace, cost, limit, 0) - decodes.num_rows)
+    return base / chunk, base + cost.prefill_seconds(chunk)
 
 
 def _budget(decodes: Decodes, target: float, cost: CostModel, limit: int, prior: int) -> int:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.scheduling.chunking import Decodes, prefill_share
+from pagedkv.scheduling.chunking import Decodes, waiting_cost
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.cost import CostModel
 from pagedkv.scheduling.fit import Float64
@@ -91,33 +91,35 @@ class Overload:
         self._next = now + max(INTERVAL, INTERVAL_EACH * len(unserved))
         if not unserved:
             return []
-        prefill, whole = self._works(unserved)
+        tokens, prefill, whole = self._works(unserved)
         wanted = np.array([math.inf if r.started else first_due(r) for r in unserved])
         hopeless = np.isfinite(wanted) & (now + prefill > wanted)
         droppable = np.isfinite(wanted) & ~hopeless
         served = np.array([service_due(r, self._config.ageing) for r in unserved])
         order = np.argsort(np.where(droppable, wanted, served), kind="stable")
         decodes = Decodes.of(roster.running, self._cost, now)
-        share, step = prefill_share(decodes, self._cost, self._config.max_num_batched_tokens)
-        doubt = np.where([r.demoted for r in unserved], HYSTERESIS, 1.0) / share
+        extra, step = waiting_cost(decodes, self._cost, self._config.max_num_batched_tokens)
+        times = prefill + extra * tokens
+        doubt = np.where([r.demoted for r in unserved], HYSTERESIS, 1.0)
         left = wanted - now - step
         kept = np.ones(len(unserved), bool)
-        late = (np.cumsum((prefill * doubt)[order]) > left[order]) & droppable[order]
+        late = (np.cumsum((times * doubt)[order]) > left[order]) & droppable[order]
         if late.any():
             # Who brings more work to come is dropped sooner; all together take what they take.
-            works = whole * doubt * (prefill.sum() / whole.sum() if whole.any() else 1.0)
+            works = doubt * (whole * (times.sum() / whole.sum()) if whole.any() else times)
             jobs = [Job(works[i], left[i], bool(droppable[i])) for i in order.tolist()]
             kept[order] = moore_hodgson(jobs)
         return self._carry_out(unserved, kept & ~hopeless, hopeless, prefill, now)
 
-    def _works(self, requests: Sequence[Request]) -> tuple[Float64, Float64]:
-        """Seconds of prefill left to each, and these with those of its expected output."""
+    def _works(self, requests: Sequence[Request]) -> tuple[Float64, Float64, Float64]:
+        """Prefill left to each in tokens, in seconds, and in these with its expected output."""
         computed = [sum(branch.computed for branch in r.branches) for r in requests]
         known = [len(r.prompt) + sum(len(o.tokens) for o in r.live) for r in requests]
         prior, lengths = np.array(computed, np.float64), np.array(known, np.float64)
         output = np.array([self.expected_output(r) for r in requests], np.float64)
-        prefill = self._cost.prefill_seconds_each(np.maximum(1.0, lengths - prior), prior)
-        return prefill, prefill + self._cost.decode_seconds_each(output, lengths)
+        tokens = np.maximum(1.0, lengths - prior)
+        prefill = self._cost.prefill_seconds_each(tokens, prior)
+        return tokens, prefill, prefill + self._cost.decode_seconds_each(output, lengths)
 
     def _median_output(self, request: Request) -> float:
         cap = request.params.max_tokens or self._config.max_model_len

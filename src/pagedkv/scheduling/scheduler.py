@@ -277,7 +277,10 @@ class Scheduler:
         limit = self.config.max_num_batched_tokens
         if not self._roster.policy.aims_at_deadlines:
             return limit
-        return step_budget(Decodes.of(self._roster.running, self.cost, now), self.cost, limit)
+        branches = self._roster.branches
+        prior = next((branch.computed for branch in branches if branch.pending > 1), 0)
+        decodes = Decodes.of(self._roster.running, self.cost, now)
+        return step_budget(decodes, self.cost, limit, prior)
 
     def _fit_running(self, limit: int, now: float) -> tuple[list[Row], list[Row], int, bool]:
         """Rows of the running requests, victims chosen so that they fit in the pool.

@@ -137,6 +137,8 @@ def widen(manager: BlockManager, rows: Sequence[Row], loads: Sequence[Row], spar
     These could not use them: they wait for what a prefill computes, or do not fit. In order, and
     only if all of the longer rows fit in the pool, beside what is loaded.
     """
+    if not any(row.limit for row in rows):
+        return
     counts = []
     for row in rows:
         more = min(spare, row.branch.pending - row.count)

@@ -173,7 +173,7 @@ def _sample(row: int, branch: Branch, output: Output, eos: tuple[int, ...]) -> S
         row=row,
         params=params,
         key=request.seed + output.index,
-        position=len(request.prompt) + len(output.tokens),
+        position=request.prompt_length + len(output.tokens),
         forbidden=forbidden,
         prompt=request.prompt if penalised else None,
         output=np.array(output.tokens, np.int32) if penalised else None,

@@ -16,6 +16,9 @@ class Ending(NamedTuple):
     error: str | None = None
 
 
+GOES_ON = Ending()
+
+
 def ending_tokens(request: Request, eos: tuple[int, ...]) -> tuple[int, ...]:
     """Token ids that end a sample of the request."""
     own = tuple(request.params.stop_token_ids)
@@ -26,7 +29,7 @@ def find_ending(request: Request, output: Output, config: SchedulerConfig, capac
     """Whether the output's last token ends it. `capacity`: tokens the pool holds of a sequence."""
     params = request.params
     token, count = output.tokens[-1], len(output.tokens)
-    total = len(request.prompt) + count
+    total = request.prompt_length + count
     if count >= params.min_tokens:
         if token in config.eos_token_ids and not params.ignore_eos:
             return Ending("stop")
@@ -42,4 +45,4 @@ def find_ending(request: Request, output: Output, config: SchedulerConfig, capac
             error=f"cut short at {total} tokens: a sequence holds at most {capacity} in this pool; "
             "make the pool larger",
         )
-    return Ending()
+    return GOES_ON

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
 from pagedkv.scheduling.step import TokenLogprobs
@@ -60,8 +61,7 @@ class Drain:
 Message = Add | Abort | Drain
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """New tokens of one sample of a request, or its end (`finish_reason`), or both.
 
     `stop_reason` is the token id that ended it when that was not the model's own end token.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pagedkv.scheduling.config import SchedulerConfig
-from pagedkv.scheduling.ending import Ending, find_ending
+from pagedkv.scheduling.ending import GOES_ON, find_ending
 from pagedkv.scheduling.messages import Delta
 from pagedkv.scheduling.request import Branch, Output, Request
-from pagedkv.scheduling.step import Result, TokenLogprobs
+from pagedkv.scheduling.step import TokenLogprobs
 
 
 def take_scores(request: Request, start: int, scores: tuple[TokenLogprobs, ...]) -> list[Delta]:
@@ -31,27 +31,25 @@ def take_scores(request: Request, start: int, scores: tuple[TokenLogprobs, ...])
 def take_tokens(
     request: Request,
     output: Output,
-    result: Result,
-    i: int,
+    tokens: Sequence[int],
+    logprobs: tuple[TokenLogprobs | None, ...],
     config: SchedulerConfig,
     capacity: int,
 ) -> Delta:
-    """Appends the tokens of sample i of the Result, up to the one that ends the output."""
-    first, last = int(result.indptr[i]), int(result.indptr[i + 1])
-    taken: list[int] = []
-    end = Ending()
-    for token in result.tokens[first:last].tolist():
-        taken.append(token)
+    """Appends what a sample has drawn, up to the token that ends the output."""
+    end = GOES_ON
+    for count, token in enumerate(tokens, 1):
         output.tokens.append(token)
         end = find_ending(request, output, config, capacity)
         if end.finish_reason is not None:
+            tokens, logprobs = tokens[:count], logprobs[:count]
             break
     output.finish_reason = end.finish_reason
     return Delta(
         request.id,
         output.index,
-        token_ids=tuple(taken),
-        logprobs=tuple(result.logprobs[first : first + len(taken)]),
+        tuple(tokens),
+        logprobs,
         finish_reason=end.finish_reason,
         stop_reason=end.stop_reason,
         error=end.error,

@@ -74,8 +74,9 @@ class Branch:
     @property
     def known(self) -> int:
         """Tokens whose ids are known: the prompt and the common or a lone member's output."""
-        own = len(self.members[0].tokens) if len(self.members) == 1 else self.common
-        return len(self.request.prompt) + own
+        members = self.members
+        own = len(members[0].tokens) if len(members) == 1 else self.common
+        return self.request.prompt_length + own
 
     @property
     def pending(self) -> int:
@@ -87,9 +88,9 @@ class Branch:
             return 0
         waits = len(self.members) == 1 and self.request.is_gathering
         end = self.known - waits
-        return (
-            min(end, max(self.computed, self.below[0][0])) if self.below else end
-        ) - self.computed
+        if self.below:
+            end = min(end, max(self.computed, self.below[0][0]))
+        return end - self.computed
 
     @property
     def draws(self) -> bool:
@@ -108,9 +109,10 @@ class Branch:
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Known tokens at positions [start, stop)."""
+        first = self.request.prompt_length
+        if start >= first:
+            return self.members[0].tokens[start - first : stop - first]
         prompt = self.request.prompt
-        if start >= len(prompt):
-            return self.members[0].tokens[start - len(prompt) : stop - len(prompt)]
         head: list[int] = prompt[start:stop].tolist()
         if stop > len(prompt):
             head += self.members[0].tokens[: stop - len(prompt)]
@@ -143,6 +145,7 @@ class Request:
         # a block would be named in one part before a preemption and in another after it.
         self.public = public if add.params.prompt_logprobs is None else 0
         self.prompt: Int32 = np.array(add.prompt, np.int32)
+        self.prompt_length = len(self.prompt)
         self.outputs = [Output(i) for i in range(add.params.n)]
         self.branches: list[Branch] = []
         self.admitted = False  # ever
@@ -164,7 +167,8 @@ class Request:
 
     def note_prefilled(self, computed: int) -> None:
         """A branch has so many tokens."""
-        self.num_prefilled = max(self.num_prefilled, min(computed, len(self.prompt)))
+        if self.num_prefilled < self.prompt_length:
+            self.num_prefilled = max(self.num_prefilled, min(computed, self.prompt_length))
 
     @property
     def num_known(self) -> int:

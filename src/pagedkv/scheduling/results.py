@@ -68,14 +68,17 @@ def _take_draws(
         for row, outputs in zip(flight.rows, flight.draws, strict=True)
         for o in outputs
     ]
+    bounds, tokens = result.indptr.tolist(), result.tokens.tolist()
     for i, (branch, output) in enumerate(drawn):
         request = branch.request
         if not output.live:
             continue
-        roster.policy.drew(request, int(result.indptr[i + 1] - result.indptr[i]))
+        first, last = bounds[i], bounds[i + 1]
+        roster.policy.drew(request, last - first)
         if request.search is None:
-            deltas.append(take_tokens(request, output, result, i, config, capacity))
-        elif (scored := result.logprobs[int(result.indptr[i])]) is not None:
+            new, scores = tokens[first:last], result.logprobs[first:last]
+            deltas.append(take_tokens(request, output, new, scores, config, capacity))
+        elif (scored := result.logprobs[first]) is not None:
             beams.setdefault(request.order, []).append((branch, scored))
     for group in beams.values():
         deltas += _extend_beams(roster, group, capacity)
@@ -84,7 +87,9 @@ def _take_draws(
 
 def _settle(roster: Roster, branch: Branch, now: float) -> None:
     """After a step: drops ended samples, and forks where the samples part."""
-    request = branch.request
+    request, members = branch.request, branch.members
+    if request.started and len(members) == len(request.branches) == 1 and members[0].live:
+        return  # a sample that goes on alone, as nearly all do
     if not request.started and any(output.tokens for output in branch.members):
         request.started = True
         request.first_token_at = now

@@ -51,7 +51,7 @@ class Roster:
     @property
     def num_samples(self) -> int:
         """Live samples of the running requests: seats taken."""
-        return sum(len(request.live) for request in self.running)
+        return sum(len(branch.members) for request in self.running for branch in request.branches)
 
     @property
     def branches(self) -> list[Branch]:
@@ -160,6 +160,10 @@ class Roster:
 
     def drop_ended(self, request: Request) -> None:
         """Takes ended samples off their branches; a request without samples leaves."""
+        if request.branches and all(
+            output.finish_reason is None for branch in request.branches for output in branch.members
+        ):
+            return
         for branch in request.branches:
             for output in branch.members:
                 if output.finish_reason in ("stop", "length"):

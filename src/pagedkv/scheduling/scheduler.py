@@ -314,7 +314,12 @@ class Scheduler:
                 self._deltas += roster.cut_short(roster.running[0])
 
     def _fits(self, rows: list[Row]) -> bool:
-        return self.manager.can_reserve([r.branch.seq for r in rows], [r.count for r in rows])
+        # No row takes more than its full blocks, the ends of the first and last, and a copy.
+        manager, size = self.manager, self.manager.block_size
+        enough = sum(row.count // size + 3 for row in rows)
+        if enough <= manager.num_free_blocks + manager.num_cached_blocks:
+            return True
+        return manager.can_reserve([r.branch.seq for r in rows], [r.count for r in rows])
 
     def _preempt(self, rows: list[Row], now: float) -> None:
         """Takes the blocks of one request for the rows of the others."""
@@ -380,6 +385,8 @@ class Scheduler:
         slots = self.manager.num_blocks * self.manager.block_size
         whole = budget + sum(row.count for row in rows)
         waiting = roster.waiting
+        if not len(waiting):
+            return budget
         leaders = Leaders(self.manager, rows)
         passed: list[Demand] = []
         started = [load.branch.request for load in loads]  # by this plan: nobody's victims

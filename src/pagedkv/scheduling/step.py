@@ -9,7 +9,7 @@ Symbols: n rows, T tokens of the step, c copies, r changed table rows, w table w
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NewType, Protocol
+from typing import NamedTuple, NewType, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,7 @@ Float32 = npt.NDArray[np.float32]
 Ticket = NewType("Ticket", int)
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """Draw one token from the logits at the last position of a row.
 
     Several samples may name one row (n > 1: the forks of a freshly computed prompt).

@@ -35,6 +35,7 @@ KINDS = {
     "input totality": "bad input ends its own request",
     "idempotence": "ending a thing twice ends it once",
     "deadlines": "as many requests as can be are on time, and none runs after its deadline",
+    "fairness": "tenants are served by their weights, and nothing earns credit",
     "determinism": "the same calls give the same results",
 }
 

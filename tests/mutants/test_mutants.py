@@ -18,6 +18,7 @@ import catalogue
 import catalogue_attention
 import catalogue_deadlines
 import catalogue_eviction
+import catalogue_fairness
 import catalogue_log
 import catalogue_pressure
 import catalogue_serving
@@ -34,6 +35,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *catalogue_serving.MUTANTS,
     *catalogue_log.MUTANTS,
     *catalogue_deadlines.MUTANTS,
+    *catalogue_fairness.MUTANTS,
     *catalogue_pressure.MUTANTS,
     *catalogue_attention.MUTANTS,
 )

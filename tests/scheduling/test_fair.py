@@ -133,16 +133,16 @@ def test_a_tenant_runs_no_more_than_its_quota_and_others_pass_it() -> None:
 
 
 def test_who_waited_for_its_own_quota_has_no_credit_either() -> None:
-    run = Run(max_num_seqs=2, policy="fair", tenants=(("a", Tenant(max_running=1)),))
+    run = Run(max_num_seqs=4, policy="fair", tenants=(("a", Tenant(max_running=1)),))
     run.add("a0", [1, 2], tenant="a", max_tokens=30)
     run.add("a1", [2, 2], tenant="a", max_tokens=30)
-    for i in range(12):
+    for i in range(40):
         run.add(f"b{i}", [i + 1, 2, 3, 4, 5, 6], tenant="b", max_tokens=8)
     run.step()
     while run.request("a0") is not None:
         run.step()
     counters = run.scheduler._roster.policy.counters
-    assert run.request("b11") is not None, "b still waits"
+    assert run.request("b39") is not None, "b still waits"
     assert counters["a"] >= counters["b"] - (6 + 2 * 8)
     run.finish()
 

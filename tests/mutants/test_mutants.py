@@ -22,6 +22,7 @@ import catalogue_fairness
 import catalogue_log
 import catalogue_pressure
 import catalogue_serving
+import catalogue_tiers
 import pytest
 from kinds import KINDS, Mutant
 
@@ -37,6 +38,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *catalogue_deadlines.MUTANTS,
     *catalogue_fairness.MUTANTS,
     *catalogue_pressure.MUTANTS,
+    *catalogue_tiers.MUTANTS,
     *catalogue_attention.MUTANTS,
 )
 CONTROLS = tuple(dict.fromkeys(test for mutant in MUTANTS for test in mutant.tests))

@@ -68,9 +68,10 @@ def test_hits_after_a_gap_are_used():
 
 
 @pytest.mark.parametrize("caching", [True, False])
-def test_a_victim_comes_back_with_its_partial_tail(caching):
+@pytest.mark.parametrize("length", [5, 6, 7, 8])
+def test_a_victim_comes_back_with_its_partial_tail(length, caching):
     run = tiered(6, prefix_caching=caching, budget=32)
-    prompts = {"old": (1, 2, 3, 4, 5, 6), "young": (7, 8, 9, 10, 11, 12, 13)}
+    prompts = {"old": (1, 2, 3, 4, 5, 6), "young": tuple(range(7, 7 + length))}
     for name, prompt in prompts.items():
         run.add(name, prompt, max_tokens=14)
     run.finish()

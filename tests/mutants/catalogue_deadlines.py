@@ -62,7 +62,7 @@ MUTANTS = (
     Mutant(
         "a running prefill takes the step of one that is due earlier",
         ("bounded waiting", "deadlines"),
-        "scheduling/scheduler.py",
+        "scheduling/planning.py",
         "        return max(1, total - ahead)\n",
         "        return total\n",
         (_POLICY + "a_prefill_makes_room_for_one_that_is_due_earlier",),

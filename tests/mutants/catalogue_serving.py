@@ -105,9 +105,9 @@ MUTANTS = (
     Mutant(
         "who waits loses its seat to strangers",
         ("bounded waiting",),
-        "scheduling/scheduler.py",
-        "if self.num_samples + seats + len(request.live) > self.config.seats:",
-        "if self.num_samples + len(request.live) > self.config.seats:",
+        "scheduling/planning.py",
+        "if self._roster.num_samples + seats + len(request.live) > self.config.seats:",
+        "if self._roster.num_samples + len(request.live) > self.config.seats:",
         (_SIBLINGS + "a_sibling_does_not_hold_up_strangers_and_keeps_its_place",),
     ),
     Mutant(
@@ -228,7 +228,7 @@ MUTANTS = (
     Mutant(
         "another tenant's prefix is taken over",
         ("isolation",),
-        "scheduling/scheduler.py",
+        "scheduling/planning.py",
         "seq = self.manager.open(lookup, request.namespace, request.public)",
         "seq = self.manager.open(lookup, None, request.public)",
         (_SCHEDULING + "foreign_tenant_is_never_hit",),

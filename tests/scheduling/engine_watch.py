@@ -54,7 +54,7 @@ class Watch:
             scheduler._roster.cut_short,
             scheduler._roster.preempt,
         )
-        admit, start = scheduler._admit, scheduler._start
+        admit, start = scheduler._planner._admit, scheduler._planner._start
 
         def noting_submit(step: Step):
             self.note_step(step)
@@ -80,7 +80,7 @@ class Watch:
 
         executor.submit = noting_submit
         scheduler._roster.cut_short, scheduler._roster.preempt = noting_cut, noting_preempt
-        scheduler._admit, scheduler._start = noting_admit, noting_start
+        scheduler._planner._admit, scheduler._planner._start = noting_admit, noting_start
 
     # ---- who is computed
 

@@ -78,7 +78,7 @@ def test_leak_prefix_hits_of_a_request_that_does_not_fit_are_not_held():
     assert running(run, "r0") and not running(run, "r1")
     counts = [run.manager.refcount(block) for block in range(1, 5)]
     for _ in range(50):
-        run.scheduler._admit([], [], 8, 0.0)
+        run.scheduler._planner._admit([], [], 8, 0.0)
     assert not running(run, "r1")
     assert [run.manager.refcount(block) for block in range(1, 5)] == counts
     assert (run.manager.num_held_blocks, run.manager.num_cached_blocks) == (2, 2)

@@ -112,7 +112,7 @@ def test_refused_admission_leaves_the_cache_untouched():
     request = run.request("c")
     assert not request.branches
     for _ in range(50):
-        run.scheduler._admit([], [], 8, 0.0)
+        run.scheduler._planner._admit([], [], 8, 0.0)
     assert not request.branches
     assert run.manager.state_key() == before
     run.finish()

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pagedkv.cache import BlockManager, SeqId
 from pagedkv.errors import ConfigError, PagedKVError, RequestError
-from pagedkv.scheduling.admission import Admission, Demand, Shortage, admission_demand, widen
-from pagedkv.scheduling.batch import Batch, Row, drop_last, make_batch, prefill_limit, select_rows
+from pagedkv.scheduling.batch import Batch, make_batch
 from pagedkv.scheduling.beams import start_search
-from pagedkv.scheduling.chunking import Decodes, step_budget
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.cost import CostModel, StepFeatures
 from pagedkv.scheduling.decisions import DecisionLog
@@ -21,19 +17,15 @@ from pagedkv.scheduling.expiry import Expiry
 from pagedkv.scheduling.messages import Abort, Add, Delta
 from pagedkv.scheduling.namespaces import public_length
 from pagedkv.scheduling.overload import Overload
+from pagedkv.scheduling.planning import Planner
 from pagedkv.scheduling.policies import make_policy
-from pagedkv.scheduling.policies.shares import num_seats, num_slots
-from pagedkv.scheduling.recovery import SWAP
-from pagedkv.scheduling.request import Branch, Request
+from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.results import take_result
 from pagedkv.scheduling.roster import Roster
-from pagedkv.scheduling.siblings import Leaders
-from pagedkv.scheduling.slack import first_due
 from pagedkv.scheduling.step import Result, Step
 from pagedkv.scheduling.tenants import TenantTable
 from pagedkv.scheduling.tiering import LowerTiers, Tiering
 from pagedkv.scheduling.validate import check_queue, result_mismatch, validate_add
-from pagedkv.scheduling.victims import Victim, choose_victim, least_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +66,9 @@ class Scheduler:
         self._roster = Roster(manager, policy, self.log, tenants, self.tiering)
         self._expiry = Expiry()
         self.overload = Overload(config, self.cost, self._roster)
-        self._admission = Admission(manager, config, self._roster.lengths)
         self._flight: Batch | None = None
         self._deltas: list[Delta] = []  # decided, and not handed out yet
+        self._planner = Planner(manager, config, self._roster, self.cost, self.log, self._deltas)
         self._draining = False
         self._num_added = 0
         self._num_steps = 0
@@ -167,14 +159,7 @@ class Scheduler:
         self._deltas += self._expiry.end_expired(self._roster, now)
         if self._roster.policy.aims_at_deadlines:
             self._deltas += self.overload.review(now)
-        limit = self._step_limit(now)
-        rows, loads, budget, short = self._fit_running(limit, now)
-        if not short:
-            budget = self._admit(rows, loads, budget, now)
-            widen(self.manager, rows, loads, budget)
-        if limit < self.config.max_num_batched_tokens:
-            for row in rows:
-                row.limit = "slack" if row.limit == "budget" else row.limit
+        rows, loads = self._planner.choose(now)
         if not rows and not loads and not self._transfers:
             return None
         everything = [*rows, *loads]
@@ -198,7 +183,8 @@ class Scheduler:
 
     def take_deltas(self) -> list[Delta]:
         """Deltas that `plan` has decided since the last call, or `fail` before it raised."""
-        deltas, self._deltas = self._deltas, []
+        deltas = list(self._deltas)
+        self._deltas.clear()
         return deltas
 
     def commit(self, result: Result, now: float) -> list[Delta]:
@@ -270,258 +256,7 @@ class Scheduler:
         """Requests that have not ended."""
         return len(self._roster.requests)
 
-    # Planning
-
-    def _step_limit(self, now: float) -> int:
-        """Tokens of the step, at most."""
-        limit = self.config.max_num_batched_tokens
-        if not self._roster.policy.aims_at_deadlines:
-            return limit
-        branches = self._roster.branches
-        prior = next((branch.computed for branch in branches if branch.pending > 1), 0)
-        decodes = Decodes.of(self._roster.running, self.cost, now)
-        return step_budget(decodes, self.cost, limit, prior)
-
-    def _fit_running(self, limit: int, now: float) -> tuple[list[Row], list[Row], int, bool]:
-        """Rows of the running requests, victims chosen so that they fit in the pool.
-
-        Returns (rows, loads, tokens left of the budget, whether the pool was short).
-        """
-        roster, tiering = self._roster, self.tiering
-        short = False
-
-        def most_tokens(request: Request, total: int) -> int:
-            return self._prefill_limit(request, total, now)
-
-        while True:
-            rows, budget = select_rows(roster.running, limit, most_tokens)
-            loads = [] if tiering is None else tiering.due(roster.branches)
-            if self._fits([*rows, *loads]):
-                return rows, loads, budget, short
-            if tiering is not None and tiering.abandon():
-                continue
-            short = True
-            if self.manager.num_draining_blocks:
-                # What a victim leaves is on its way out: who comes last waits for it.
-                last = loads or rows
-                while last and not self._fits([*rows, *loads]):
-                    drop_last(last)
-                    last = loads or rows
-                return rows, loads, 0, short
-            if len(roster.running) > 1:
-                self._preempt([*rows, *loads], now)
-            else:
-                self._deltas += roster.cut_short(roster.running[0])
-
-    def _fits(self, rows: list[Row]) -> bool:
-        # No row takes more than its full blocks, the ends of the first and last, and a copy.
-        manager, size = self.manager, self.manager.block_size
-        enough = sum(row.count // size + 3 for row in rows)
-        if enough <= manager.num_free_blocks + manager.num_cached_blocks:
-            return True
-        return manager.can_reserve([r.branch.seq for r in rows], [r.count for r in rows])
-
-    def _preempt(self, rows: list[Row], now: float) -> None:
-        """Takes the blocks of one request for the rows of the others."""
-        manager = self.manager
-        block_bytes = None if self.tiering is None else self.tiering.block_bytes
-        available = manager.num_free_blocks + manager.num_cached_blocks
-        demand = manager.demand([r.branch.seq for r in rows], [r.count for r in rows])
-        victim = choose_victim(
-            self._roster, demand - available, self.cost, now, block_bytes, self.config.recovery
-        )
-        self._send_back(victim, len(rows), demand)
-
-    def _send_back(self, victim: Victim, rows: int, demand: int) -> None:
-        """Preempts a request. rows: those that need its blocks, `demand` in all."""
-        manager, (request, recovery) = self.manager, victim
-        available = manager.num_free_blocks + manager.num_cached_blocks
-        computed = request.num_computed
-        self._roster.preempt(request, recovery.blocks if recovery.kind == SWAP else 0)
-        self.log.note(
-            "preempt",
-            request.id,
-            how=recovery.kind,
-            tokens=computed,
-            freed=manager.num_free_blocks + manager.num_cached_blocks - available,
-            lost=recovery.blocks,
-            seconds=recovery.options if self.cost.fitted else {},
-            rows=rows,
-            demand=demand,
-            available=available,
-        )
-
-    def _spare(self, request: Request, now: float) -> float:
-        """Seconds until a request has to start, at most, if its first token is not to be late.
-
-        Less two steps: the one that it might wait for, and the one that draws the token.
-        """
-        if request.ttft_slo is None:
-            return math.inf
-        step = self.cost.predict(self.config.max_num_batched_tokens)
-        prefill = self.cost.prefill_seconds(len(request.prompt))
-        return first_due(request) - now - prefill - 2 * step
-
-    def _prefill_limit(self, request: Request, total: int, now: float) -> int:
-        """Most tokens that the request may prefill in a step of `total`."""
-        roster = self._roster
-        policy = roster.policy
-        if not policy.aims_at_deadlines:
-            return prefill_limit(request, total, roster.awaiting_first_token)
-        # In order, not in equal shares: these would make all first tokens late.
-        first = roster.next(now) or request
-        ahead = len(first.prompt) if policy.key(first) < policy.key(request) else 0
-        return max(1, total - ahead)
-
-    def _admit(self, rows: list[Row], loads: list[Row], budget: int, now: float) -> int:
-        """Starts waiting requests, in order, as long as each fits whole; adds their rows.
-
-        Returns what is left of the budget.
-
-        One whose beginning a row of this step computes is passed over: it keeps its place, and its
-        seats and blocks are set aside from those who are behind it.
-        """
-        roster, total = self._roster, self.config.max_num_batched_tokens
-        slots = self.manager.num_blocks * self.manager.block_size
-        whole = budget + sum(row.count for row in rows)
-        waiting = roster.waiting
-        if not len(waiting):
-            return budget
-        leaders = Leaders(self.manager, rows)
-        passed: list[Demand] = []
-        started = [load.branch.request for load in loads]  # by this plan: nobody's victims
-        seats = 0  # set aside
-        for held in roster.held_back():
-            most = roster.tenants[held.tenant].max_running
-            self.log.wait(held.id, "quota", tenant=held.tenant, max_running=most)
-        try:
-            while budget > 0 and (request := roster.next(now)) is not None:
-                if self.num_samples + seats + len(request.live) > self.config.seats:
-                    if self._make_room(request, rows, started, num_seats, self.config.seats):
-                        budget, leaders = _unused(rows, whole), Leaders(self.manager, rows)
-                        continue
-                    self._log_wait(
-                        request,
-                        "seats",
-                        wanted=len(request.live),
-                        aside=seats,
-                        seats=self.config.seats,
-                    )
-                    break
-                if request.total_blocks(self.manager.block_size) > self.manager.num_blocks:
-                    self._deltas += roster.cut_short(request)
-                    continue
-                demand = admission_demand(self.manager, request, leaders, self._spare(request, now))
-                share = self._prefill_limit(request, total, now)
-                limit = min(budget, share)
-                short = self._admission.shortage(
-                    demand, passed, roster.running, [*rows, *loads], limit
-                )
-                if short is not None:
-                    if self._make_room(request, rows, started, num_slots, slots, short):
-                        budget, leaders = _unused(rows, whole), Leaders(self.manager, rows)
-                        continue
-                    self._log_wait(request, short.reason, demand=demand.blocks, **short._asdict())
-                    break
-                if demand.waits:
-                    self._log_wait(request, "sibling", demand=demand.blocks)
-                    passed.append(demand)
-                    waiting.remove(request)
-                    seats += len(request.live)
-                    continue
-                started.append(request)
-                branch = self._start(request, demand.blocks, now)
-                if branch.below and branch.below[0][0] <= branch.computed:
-                    self._load(branch, rows, loads)
-                    continue
-                row = Row(branch, branch.computed, branch.pending)
-                row.cut(budget, share)
-                budget -= row.count
-                rows.append(row)
-                leaders.add(row)
-        finally:
-            for demand in passed:
-                demand.request.num_passings += 1
-                waiting.push(demand.request)
-        return budget
-
-    def _load(self, branch: Branch, rows: list[Row], loads: list[Row]) -> None:
-        """Adds the load to which a branch has come, as far as it fits in the pool now."""
-        size = self.manager.block_size
-        for load in [] if self.tiering is None else self.tiering.due([branch]):
-            while load.count > 0 and not self._fits([*rows, *loads, load]):
-                load.count = (load.start + load.count - 1) // size * size - load.start
-            if load.count > 0:
-                loads.append(load)
-
-    def _make_room(
-        self,
-        request: Request,
-        rows: list[Row],
-        started: Sequence[Request],
-        size: Callable[[Request], int],
-        total: int,
-        short: Shortage | None = None,
-    ) -> bool:
-        """Preempts one whom the policy lets yield to a waiting request; its rows go.
-
-        Not one that this plan has `started`: everybody has a step between. size, total: of what
-        there is too little of, see `Policy.yields_to`; short: blocks.
-        """
-        roster = self._roster
-        waiting = roster.waiting.tenants
-        yielding = roster.policy.yields_to(request, roster.running, waiting, size, total)
-        yielding = [other for other in yielding if other not in started]
-        if not yielding or self.config.admission == "max_tokens":  # which never preempts
-            return False
-        missing = max(1, short.blocks - short.room) if short is not None else 1
-        block_bytes = None if self.tiering is None else self.tiering.block_bytes
-        victim = least_loss(roster, yielding, missing, self.cost, block_bytes, self.config.recovery)
-        self._send_back(victim, 1, short.blocks if short is not None else 0)
-        rows[:] = [row for row in rows if row.branch.open]
-        return True
-
-    def _log_wait(self, request: Request, reason: str, **numbers: object) -> None:
-        """The request was first in line and is not admitted."""
-        if not self.log.still_waits(request.id, reason):
-            self.log.wait(request.id, reason, **numbers, **self._pool())
-
-    def _pool(self) -> dict[str, int]:
-        """Numbers of decisions about admission."""
-        return {
-            "free": self.manager.num_free_blocks,
-            "cached": self.manager.num_cached_blocks,
-            "running": len(self._roster.running),
-            "taken": self.num_samples,
-            "waiting": len(self._roster.waiting),
-        }
-
-    def _start(self, request: Request, demand: int, now: float) -> Branch:
-        """Opens the request's common part."""
-        pool, again = self._pool(), request.admitted
-        common = request.common_tokens()
-        lookup = request.lookup_tokens(common)
-        seq = self.manager.open(lookup, request.namespace, request.public)
-        branch = self._roster.start(request, seq, now)
-        if self.tiering is not None:
-            self.tiering.find(branch, lookup)
-        self.log.note(
-            "admit",
-            request.id,
-            again=again,
-            tokens=len(common),
-            cached_tokens=branch.computed,
-            below_tokens=sum(stop - start for start, stop in branch.below),
-            demand=demand,
-            **pool,
-        )
-        return branch
-
     def _in_flight(self) -> Batch:
         if self._flight is None:
             raise PagedKVError("no step is in flight: plan one first")
         return self._flight
-
-
-def _unused(rows: Sequence[Row], budget: int) -> int:
-    return budget - sum(row.count for row in rows)

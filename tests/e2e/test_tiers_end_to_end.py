@@ -30,7 +30,9 @@ def answers(llm: LLM, prompts: list[list[int]] = PROMPTS, max_tokens: int = 30) 
 
 
 def make(model: Path, **settings: object) -> LLM:
+    """By measured cost so small a model would rather compute again, on some machines."""
     options = {"block_size": 4, "num_blocks": 200, "max_num_batched_tokens": 64} | settings
+    options.setdefault("scheduling", {"recovery": "swap"})
     return LLM(model, deterministic=True, attention_backend="native", **options)
 
 

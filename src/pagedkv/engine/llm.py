@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +11,15 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from pagedkv.attention.backends import REBUILD, choose_backend, make_backend, stored_block_bytes
-from pagedkv.cache import BlockManager, SanitizerError
+from pagedkv.cache import SanitizerError
 from pagedkv.cache.sanitizer import asked_for_by_environment
+from pagedkv.engine.build import make_manager, scheduler_settings, set_threads
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.executor import ModelExecutor
 from pagedkv.engine.json_lines import DECISIONS, LineWriter
 from pagedkv.engine.llm_engine import LLMEngine
-from pagedkv.engine.machine import THREADS_VARIABLE, machine_memory, num_threads
-from pagedkv.engine.memory import StartupReport, pool_blocks, show_bytes
+from pagedkv.engine.machine import machine_memory
+from pagedkv.engine.memory import StartupReport, pool_blocks
 from pagedkv.engine.output import RequestOutput
 from pagedkv.engine.recording import Recorder
 from pagedkv.engine.requests import ChatMessages, Prepared, Prompt, read_prefixes
@@ -41,21 +40,6 @@ from pagedkv.scheduling.scheduler import Scheduler
 
 # None: the checkpoint's own, bfloat16 or float32.
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
-
-# Settings of SchedulerConfig that have no argument of their own here.
-_SCHEDULING = tuple(
-    field.name
-    for field in fields(SchedulerConfig)
-    if field.name
-    not in (
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "max_model_len",
-        "eos_token_ids",
-        "vocab_size",
-        "public_prefixes",
-    )
-)
 
 _LOG = logging.getLogger("pagedkv")
 
@@ -142,13 +126,14 @@ class LLM:
             raise ConfigError(
                 f"replay_log={str(replay_log)!r} is written by the sanitizer: set sanitize=True"
             )
+        settings = scheduler_settings({} if scheduling is None else scheduling)
         backend_name, reason = choose_backend(attention_backend)
         if deterministic and backend_name != "native":
             raise ConfigError(
                 f"deterministic=True needs the native backend ({reason}): set "
                 "attention_backend='native', or deterministic=False"
             )
-        threads = _set_threads()
+        threads = set_threads()
         loaded = load_model(
             model, DTYPES[dtype], deterministic, device, memory=machine_memory().available
         )
@@ -174,7 +159,7 @@ class LLM:
             eos_token_ids=config.eos_token_ids,
             vocab_size=config.vocab_size,
             public_prefixes=read_prefixes(loaded.tokenizer, public_prefixes),
-            **_settings(scheduling or {}),
+            **settings,
         )
         for i, prefix in enumerate(limits.public_prefixes):
             if len(prefix) < block_size:
@@ -184,28 +169,16 @@ class LLM:
                     len(prefix),
                     block_size,
                 )
-        table_bytes = 4 * limits.seats * width
-        if table_bytes > memory.available:
-            raise ConfigError(
-                f"max_num_seqs={max_num_seqs} sequences of {width} blocks take a block table of "
-                f"{show_bytes(table_bytes)} and {show_bytes(memory.available)} are available: give "
-                "fewer, or a smaller max_model_len"
-            )
-        manager = BlockManager(
+        manager = make_manager(
+            limits,
             blocks,
             block_size,
+            width,
+            memory.available,
             prefix_caching=enable_prefix_caching,
-            max_seqs=limits.seats,
-            max_blocks_per_seq=width,
             sanitize=sanitize,
+            replay_log=replay_log,
         )
-        if replay_log is not None and manager.sanitizer is not None:
-            try:
-                manager.sanitizer.record(replay_log)
-            except (OSError, ValueError) as error:
-                raise ConfigError(
-                    f"replay_log={str(replay_log)!r} cannot be written: {error}"
-                ) from error
         backend = make_backend(
             backend_name,
             config.kv_spec(blocks, block_size, kv_dtype),
@@ -460,25 +433,3 @@ def _listed(name: str, values: object, want: str) -> Sequence[Any]:
     if isinstance(values, (str, bytes, bytearray)) or not isinstance(values, Sequence):
         raise RequestError(f"{name}={values!r:.200} must be {want}")
     return values
-
-
-def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of SchedulerConfig that are not arguments of LLM. ConfigError for another name."""
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"scheduling={given!r:.200} must be a dict of settings by name")
-    for name in given:
-        if name not in _SCHEDULING:
-            raise ConfigError(f"scheduling has {name!r:.200}: there are {', '.join(_SCHEDULING)}")
-    settings = dict(given)
-    if isinstance(settings.get("tenants"), Mapping):
-        settings["tenants"] = tuple(settings["tenants"].items())
-    return settings
-
-
-def _set_threads() -> int:
-    """Lowers torch's threads to what the container grants; a smaller number of the user's stays."""
-    threads = num_threads()
-    if THREADS_VARIABLE not in os.environ:
-        threads = min(threads, torch.get_num_threads())
-    torch.set_num_threads(threads)
-    return threads

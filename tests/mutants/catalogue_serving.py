@@ -114,7 +114,7 @@ MUTANTS = (
         "a request waits for blocks that will have no name",
         ("progress",),
         "scheduling/siblings.py",
-        "if self._manager.publishes(branch.seq):",
+        "if self._manager.publishes(row.branch.seq):",
         "if True:",
         (_SIBLINGS + "a_leader_whose_blocks_get_no_names_is_not_waited_for",),
     ),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
-from pagedkv.errors import ConfigError
+from pagedkv.errors import ConfigError, PagedKVError
+from pagedkv.scheduling.scheduler import Scheduler
 from pagedkv.simulation.executor import LinearCost
 from pagedkv.simulation.serve import Server, serve
 from pagedkv.simulation.trace import Trace
@@ -87,3 +90,23 @@ def test_prompts_that_can_never_run_take_no_memory() -> None:
     for size, ids in ((None, None), (10**9 - 1, (np.array([7, 8, 9]),))):
         run = serve(Trace(None, most, np.array([1]), None, size, ids), Server(4, 4), COST)
         assert run.requests[0].reason == "error"
+
+
+ONE = Trace(np.array([2.0]), np.array([8]), np.array([4]), None, None, None)
+
+
+def test_a_scheduler_that_comes_to_a_standstill_is_an_error(monkeypatch) -> None:
+    """Nothing would change any more: the loop would never end."""
+    monkeypatch.setattr(Scheduler, "plan", lambda self, now: None)
+    with pytest.raises(PagedKVError, match="at 2 s 1 requests have not ended and no step"):
+        serve(ONE, Server(16), COST)
+
+
+def test_the_garbage_collector_is_left_as_it_was(monkeypatch) -> None:
+    usual = gc.get_threshold()
+    serve(ONE, Server(16), COST)
+    assert gc.get_threshold() == usual
+    monkeypatch.setattr(Scheduler, "plan", lambda self, now: None)
+    with pytest.raises(PagedKVError):
+        serve(ONE, Server(16), COST)
+    assert gc.get_threshold() == usual

@@ -136,7 +136,7 @@ def make_batch(
     firsts = np.cumsum(counts) - counts
     changed = manager.changed_rows(since)
     draws = [row.draws for row in rows]
-    scored = [row for row in rows if row.scores]
+    scoring = [i for i, row in enumerate(rows) if row.scores]
     tokens = chain.from_iterable(
         row.branch.tokens(row.start, row.start + row.count) for row in rows
     )
@@ -155,11 +155,11 @@ def make_batch(
         samples=tuple(
             _sample(i, row.branch, output, eos) for i, row in enumerate(rows) for output in draws[i]
         ),
-        prompt_scores=tuple(_prompt_score(i, row) for i, row in enumerate(rows) if row.scores),
+        prompt_scores=tuple(_prompt_score(i, rows[i]) for i in scoring),
         stores=stores,
         loads=loads,
     )
-    return Batch(step, rows, draws, scored, manager.stamp())
+    return Batch(step, rows, draws, [rows[i] for i in scoring], manager.stamp())
 
 
 def _sample(row: int, branch: Branch, output: Output, eos: tuple[int, ...]) -> Sample:
@@ -168,16 +168,16 @@ def _sample(row: int, branch: Branch, output: Output, eos: tuple[int, ...]) -> S
     forbidden: tuple[int, ...] = ()
     if len(output.tokens) < params.min_tokens:
         forbidden = ending_tokens(request, eos)
-    penalised = params.has_penalties
-    return Sample(
-        row=row,
-        params=params,
+    sample = Sample(
+        row,
+        params,
         key=request.seed + output.index,
         position=request.prompt_length + len(output.tokens),
         forbidden=forbidden,
-        prompt=request.prompt if penalised else None,
-        output=np.array(output.tokens, np.int32) if penalised else None,
     )
+    if not params.has_penalties:
+        return sample
+    return sample._replace(prompt=request.prompt, output=np.array(output.tokens, np.int32))
 
 
 def _prompt_score(index: int, row: Row) -> PromptScore:

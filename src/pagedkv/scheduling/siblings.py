@@ -24,7 +24,7 @@ def may_wait(request: Request, spare: float) -> bool:
 
 
 class Leaders:
-    """The rows of a step that publish full blocks when it is committed.
+    """The rows of a step that fill blocks, which have names when it is committed.
 
     They are kept by the first block that each fills, so that a waiting request is compared only
     with rows that fill a block it has too: a look-up a place where rows begin to fill, and one
@@ -43,10 +43,9 @@ class Leaders:
         first, branch = row.start // self._size, row.branch
         if first == (row.start + row.count) // self._size:
             return
-        if self._manager.publishes(branch.seq):
-            tokens = branch.tokens(first * self._size, (first + 1) * self._size)
-            block = np.array(tokens, np.int32).tobytes()
-            self._rows.setdefault(first, {}).setdefault(block, []).append(row)
+        tokens = branch.tokens(first * self._size, (first + 1) * self._size)
+        block = np.array(tokens, np.int32).tobytes()
+        self._rows.setdefault(first, {}).setdefault(block, []).append(row)
 
     def hit_after(self, request: Request, lookup: Int32, cached: int) -> int:
         """Tokens of `lookup` that the cache will have after the step thanks to one of the rows.
@@ -61,7 +60,8 @@ class Leaders:
                 continue
             tokens = lookup[first * self._size : (first + 1) * self._size]
             for row in rows.get(tokens.tobytes(), ()):
-                alike = max(alike, self._blocks_alike(row, request, lookup))
+                if self._manager.publishes(row.branch.seq):
+                    alike = max(alike, self._blocks_alike(row, request, lookup))
         hit = min(alike * self._size, len(lookup) - 1)
         return hit if hit > cached else 0
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +13,7 @@ import numpy.typing as npt
 
 from pagedkv.cache import BlockManager
 from pagedkv.engine.core import EngineCore
-from pagedkv.errors import ConfigError
+from pagedkv.errors import ConfigError, PagedKVError
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Abort, Add, Delta, StepStats
 from pagedkv.scheduling.params import SamplingParams
@@ -208,24 +210,44 @@ def serve(
     # Each is made when it arrives: the prompts of a long trace would fill the memory.
     coming = _requests(trace, arrivals, server.max_model_len)
     times = deque(arrivals.tolist())
-    while (times or core.has_unfinished()) and clock.now < until:
-        if not core.has_unfinished():
-            clock.now = max(clock.now, times[0])
-        while times and times[0] <= clock.now:
-            times.popleft()
-            core.send(next(coming))
-        deltas, stats = core.step(clock.now)
-        run.note(deltas, clock.now)
-        for delta in deltas:
-            observe(delta, clock.now)
-        if stats is not None:
-            run.steps.append(stats)
+    with _collecting_seldom():
+        while (times or core.has_unfinished()) and clock.now < until:
+            if not core.has_unfinished():
+                clock.now = max(clock.now, times[0])
+            while times and times[0] <= clock.now:
+                times.popleft()
+                core.send(next(coming))
+            deltas, stats = core.step(clock.now)
+            run.note(deltas, clock.now)
+            for delta in deltas:
+                observe(delta, clock.now)
+            if stats is not None:
+                run.steps.append(stats)
+            elif not deltas:  # nor would the same moment bring anything again
+                raise PagedKVError(
+                    f"at {clock.now:.6g} s {len(core.scheduler)} requests have not ended and no "
+                    "step is planned for them: the scheduler has come to a standstill"
+                )
     for i, request in enumerate(run.requests):
         if request.end is None:  # the time is up
             core.send(Abort(str(i)))
     core.step(clock.now)
     run.prompt_tokens = int(trace.prompt_tokens.sum())
     return run
+
+
+@contextmanager
+def _collecting_seldom() -> Iterator[None]:
+    """The garbage collector looks at the objects of a few steps at a time.
+
+    There are thousands a step, none of them in a cycle, and nearly all gone with the next one.
+    """
+    usual = gc.get_threshold()
+    gc.set_threshold(50_000, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 def _times(trace: Trace, arrivals: Float64) -> list[RequestTimes]:

@@ -411,3 +411,38 @@ def test_closed_stdout_is_one_clear_line(
     monkeypatch.setattr(sys, "stdout", None)
     assert run(["generate", "a"]) == 2
     assert "stdout is closed" in capsys.readouterr().err
+
+
+def test_tiers_are_reported_and_a_damaged_folder_is_told(pagedkv: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "blocks"
+    args = ["word " * 30, "--max-tokens", "4", "--disk-tier", str(folder)]
+    status, _, err = pagedkv(*args)
+    assert status == 0
+    stored = re.search(r"tiers: (\d+) blocks stored, 0 loaded", err)
+    assert stored is not None and int(stored[1]) > 0
+    status, out, _ = pagedkv(*args, "--json")
+    tiers = json.loads(out)["tiers"]
+    assert tiers["loaded"] > 0 and tiers["off"] is None
+    (folder / "index.db").write_bytes(b"no database at all" * 400)
+    status, _, err = pagedkv(*args)
+    assert status == 0
+    assert "is off:" in err
+    status, out, err = pagedkv(*args, "--json")
+    assert status == 0 and "is off:" in json.loads(out)["tiers"]["off"] and err == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "match"),
+    [
+        (["--host-tier", "lots"], "--host-tier"),
+        (["--host-tier", "3"], "holds no block"),
+        (["--write-through"], "no tier is asked for"),
+        (["--policy", "magic"], "policy='magic'"),
+        (["--admission", "magic"], "admission='magic'"),
+    ],
+)
+def test_bad_settings_of_pressure_are_one_clear_line(
+    pagedkv: Run, args: list[str], match: str
+) -> None:
+    status, out, err = pagedkv("hello", *args)
+    assert status == 2 and out == "" and match in err and len(err.splitlines()) == 1

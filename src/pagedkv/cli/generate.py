@@ -211,11 +211,9 @@ def generate(
     console = Console(stderr=True, highlight=False)
     if as_json:
         outputs, usage = _run(llm, requests, nullcontext(), lambda output: None)
-        print(
-            show.as_json(
-                llm.report, outputs, texts, usage, llm.engine.cost.describe(), llm.engine.tiering
-            )
-        )
+        off = None if llm.tier is None else llm.tier.off
+        cost, moved = llm.engine.cost.describe(), llm.engine.tiering
+        print(show.as_json(llm.report, outputs, texts, usage, cost, moved, off))
         return _status(outputs)
     for line in llm.report.lines():
         console.print(line, style="dim", markup=False, soft_wrap=True)
@@ -233,6 +231,8 @@ def generate(
             f"{moved.failed_loads:,} not to be had, {moved.failed_stores:,} not stored",
             style="dim",
         )
+        if llm.tier is not None and llm.tier.off is not None:
+            console.print(llm.tier.off, style="yellow", markup=False, soft_wrap=True)
     console.print(f"time of a step: {llm.engine.cost}", style="dim", markup=False, soft_wrap=True)
     return _status(outputs)
 

@@ -86,8 +86,12 @@ def as_json(
     usage: Usage,
     cost: dict[str, float],
     tiering: TieringStats | None,
+    tier_off: str | None,
 ) -> str:
-    """One object: what ran, a result a prompt, the totals, and what steps take."""
+    """One object: what ran, a result a prompt, the totals, what steps take and tiers have moved.
+
+    tier_off: see `Tier.off`.
+    """
     results = [
         {
             "prompt": prompt.text,
@@ -105,6 +109,6 @@ def as_json(
         "longest_context": report.longest_context,
         "concurrency": report.concurrency,
     }
-    moved = None if tiering is None else asdict(tiering)
+    moved = None if tiering is None else asdict(tiering) | {"off": tier_off}
     totals = {"usage": asdict(usage), "cost": cost, "tiers": moved}
     return json.dumps({"engine": engine, "results": results, **totals})

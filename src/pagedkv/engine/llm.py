@@ -74,7 +74,8 @@ class LLM:
         `pagedkv simulate replay`.
     tiers: where blocks go that leave the pool, see `TierConfig`; `close` completes what is on disk.
 
-    `engine` is the LLMEngine, `report` what was chosen. The logger "pagedkv" gets the report's
+    `engine` is the LLMEngine, `report` what was chosen, `tier` the uppermost one below the pool,
+    or None; `tier.off` says why one is not used any more. The logger "pagedkv" gets the report's
     lines (INFO), and a warning when the native kernels are missing and gather does their work.
     Sets torch's number of threads if it is larger than what the container grants, or to
     PAGEDKV_NUM_THREADS.
@@ -193,7 +194,7 @@ class LLM:
             tier, lower = open_tiers(tiers, loaded.decoder, backend.spec, kernels)
         executor = ModelExecutor(loaded.decoder, backend, tier)
         scheduler = Scheduler(manager, limits, lower)
-        self._tier = tier
+        self.tier = tier
         self._recorder = None if record is None else Recorder(record, scheduler)
         self._decisions: LineWriter | None = None
         if decision_log is not None:
@@ -242,8 +243,8 @@ class LLM:
             self.engine.core.scheduler.finish()
         if self._decisions is not None:
             self._decisions.close()
-        if self._tier is not None:
-            self._tier.close()
+        if self.tier is not None:
+            self.tier.close()
 
     def generate(
         self,

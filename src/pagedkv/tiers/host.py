@@ -43,6 +43,10 @@ class HostTier:
         self._free = list(range(slots - 1, -1, -1))
         self._found: OrderedDict[BlockName, tuple[int, bytes]] = OrderedDict()  # oldest use first
 
+    @property
+    def off(self) -> str | None:
+        return None if self._below is None else self._below.off
+
     def contains(self, names: Sequence[BlockName]) -> list[bool]:
         found = [name in self._found for name in names]
         if self._below is not None and not all(found):

@@ -51,6 +51,11 @@ class Tier(Below, Protocol):
     block_bytes: int
     stats: TierStats
 
+    @property
+    def off(self) -> str | None:
+        """Why the tier, or one below it, is not used any more; None while all are."""
+        ...
+
     def get(self, name: BlockName, tokens: bytes, out: UInt8) -> bool:
         """Copies a block's payload to `out` (uint8 [block_bytes], the caller's).
 

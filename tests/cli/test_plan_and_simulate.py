@@ -287,3 +287,21 @@ def test_costs_that_are_refused(
     given = [str(perf_table) if arg == "PERF" else arg for arg in args]
     assert run(["simulate", "serve", *given]) == 2
     assert why in " ".join(capsys.readouterr().err.split())
+
+
+def test_simulate_serve_with_a_tier_below(capsys: pytest.CaptureFixture[str]) -> None:
+    pressed = ["simulate", "serve", "--requests", "40", "--rate", "50", "--blocks", "64"]
+    pressed += ["--host-blocks", "500", "--recovery", "swap"]
+    assert run([*pressed, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["preemptions"] > 0 and facts["tiers"]["loaded"] > 0
+    assert run(pressed) == 0
+    assert "blocks below" in capsys.readouterr().out
+    for wrong, why in (
+        (["--host-blocks", "-1"], "num_blocks=-1"),
+        (["--host-blocks", "5", "--link-gb", "0"], "bytes_per_second=0"),
+        (["--host-blocks", "5", "--token-bytes", "0"], "block_bytes=0"),
+        (["--recovery", "magic"], "recovery='magic'"),
+    ):
+        assert run(["simulate", "serve", *wrong]) == 2
+        assert why in capsys.readouterr().err

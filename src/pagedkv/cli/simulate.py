@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,9 @@ from rich.table import Table
 from pagedkv.cli.costs import Line, step_cost
 from pagedkv.cli.html_file import check_report, write_report
 from pagedkv.cli.workload import Invented, tenant_weights, workload
+from pagedkv.scheduling.config import RECOVERIES
 from pagedkv.scheduling.policies import POLICIES
+from pagedkv.simulation.link import Link
 from pagedkv.simulation.perf_tables import SplitwiseCost
 from pagedkv.simulation.report import serve_report
 from pagedkv.simulation.serve import Server, SimulatedRun
@@ -148,6 +151,20 @@ def serve(
             metavar="NAME=WEIGHT,...",
         ),
     ] = None,
+    host_blocks: Annotated[
+        int,
+        typer.Option(help="Blocks in host memory below the pool; 0 is none.", metavar="INTEGER"),
+    ] = 0,
+    link_gb: Annotated[
+        float, typer.Option(help="GB/s between the two, either way.", metavar="NUMBER")
+    ] = 25.0,
+    token_bytes: Annotated[
+        int, typer.Option(help="Bytes of K/V a token: what the link moves.", metavar="INTEGER")
+    ] = 131_072,
+    recovery: Annotated[
+        str,
+        typer.Option(help=f"Of victims: one of {', '.join(RECOVERIES)}.", metavar="TEXT"),
+    ] = "auto",
     report: Annotated[
         Path | None,
         typer.Option(help="Write one HTML page with plots here, too.", metavar="FILE"),
@@ -177,6 +194,8 @@ def serve(
         watermark=watermark,
         policy=policy,
         tenants=tenant_weights(weights),
+        link=Link(host_blocks, block_size * token_bytes, link_gb * 1e9) if host_blocks else None,
+        recovery=recovery,
     )
     run = simulate(wanted, server, cost)
     if isinstance(cost, SplitwiseCost) and cost.steps_outside:
@@ -214,11 +233,15 @@ def _serve_facts(run: SimulatedRun) -> dict[str, Any]:
         "mean_waste": run.mean_waste,
         "cached_tokens": run.cached_tokens,
         "prompt_tokens": run.prompt_tokens,
+        "tiers": None if run.moved is None else asdict(run.moved),
     }
 
 
 def _serve_rows(run: SimulatedRun) -> dict[str, str]:
     """The same in words."""
+    moved = {}
+    if run.moved is not None:
+        moved["blocks below"] = f"{run.moved.stored:,} stored, {run.moved.loaded:,} loaded"
     return {
         "requests": f"{len(run.requests):,}, {_failed(run):,} of them can never run",
         "virtual time": f"{run.seconds:,.1f} s, {len(run.steps):,} steps",
@@ -228,6 +251,7 @@ def _serve_rows(run: SimulatedRun) -> dict[str, str]:
         "preemptions": f"{run.preemptions:,}",
         "empty slots of held blocks": f"{run.mean_waste:.2%}",
         "prompt tokens": f"{run.prompt_tokens:,}, {run.cached_tokens:,} from the prefix cache",
+        **moved,
     }
 
 

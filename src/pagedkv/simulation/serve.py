@@ -19,7 +19,7 @@ from pagedkv.scheduling.messages import Abort, Add, Delta, StepStats
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.scheduler import Scheduler
 from pagedkv.scheduling.tenants import ORDINARY, Tenant
-from pagedkv.scheduling.tiering import LowerTiers
+from pagedkv.scheduling.tiering import LowerTiers, TieringStats
 from pagedkv.simulation.clock import VirtualClock
 from pagedkv.simulation.executor import StepCost, TimedExecutor
 from pagedkv.simulation.link import Link, LinkedTier
@@ -114,6 +114,7 @@ class SimulatedRun:
     steps: list[StepStats] = field(default_factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    moved: TieringStats | None = None  # to and from a tier below; None without one
     # By whole second and tenant (None: no tenants).
     served: dict[int, dict[str | None, Served]] = field(default_factory=dict)
 
@@ -233,6 +234,8 @@ def serve(
             core.send(Abort(str(i)))
     core.step(clock.now)
     run.prompt_tokens = int(trace.prompt_tokens.sum())
+    tiering = core.scheduler.tiering
+    run.moved = None if tiering is None else tiering.stats
     return run
 
 

@@ -437,8 +437,8 @@ def test_tiers_are_reported_and_a_damaged_folder_is_told(pagedkv: Run, tmp_path:
         (["--host-tier", "lots"], "--host-tier"),
         (["--host-tier", "3"], "holds no block"),
         (["--write-through"], "no tier is asked for"),
-        (["--policy", "magic"], "policy='magic'"),
-        (["--admission", "magic"], "admission='magic'"),
+        (["--policy", "magic"], "--policy='magic'"),
+        (["--admission", "magic"], "--admission='magic'"),
     ],
 )
 def test_bad_settings_of_pressure_are_one_clear_line(

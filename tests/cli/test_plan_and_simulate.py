@@ -298,10 +298,10 @@ def test_simulate_serve_with_a_tier_below(capsys: pytest.CaptureFixture[str]) ->
     assert run(pressed) == 0
     assert "blocks below" in capsys.readouterr().out
     for wrong, why in (
-        (["--host-blocks", "-1"], "num_blocks=-1"),
+        (["--host-blocks", "-1"], "--host-blocks=-1"),
         (["--host-blocks", "5", "--link-gb", "0"], "bytes_per_second=0"),
         (["--host-blocks", "5", "--token-bytes", "0"], "block_bytes=0"),
-        (["--recovery", "magic"], "recovery='magic'"),
+        (["--recovery", "magic"], "--recovery='magic'"),
     ):
         assert run(["simulate", "serve", *wrong]) == 2
         assert why in capsys.readouterr().err

@@ -42,7 +42,7 @@ def test_the_two_ways_cross() -> None:
 @pytest.mark.parametrize(
     ("values", "match"),
     [
-        ((0, 1, 1.0), "num_blocks"),
+        ((0, 1, 1.0), "host_blocks"),
         ((1, 0, 1.0), "block_bytes"),
         ((1, 1, 0.0), "bytes_per_second"),
         ((1, 1, float("nan")), "bytes_per_second"),

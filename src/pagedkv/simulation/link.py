@@ -17,19 +17,19 @@ _PAYLOAD = np.zeros(1, np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Between the device and `num_blocks` blocks of host memory, the same in both directions.
+    """Between the device and `host_blocks` blocks of host memory, the same in both directions.
 
     A block of `block_bytes` is one piece: it takes `per_piece` seconds and its bytes at
     `bytes_per_second`. Steps wait for their transfers. ConfigError for what no link can be.
     """
 
-    num_blocks: int
+    host_blocks: int
     block_bytes: int
     bytes_per_second: float
     per_piece: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("num_blocks", "block_bytes"):
+        for name in ("host_blocks", "block_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} of a link: give at least 1")
         if not 0 < self.bytes_per_second < np.inf:
@@ -47,7 +47,7 @@ class LinkedTier:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self.below = HostTier(link.num_blocks, len(_PAYLOAD))
+        self.below = HostTier(link.host_blocks, len(_PAYLOAD))
 
     def move(self, step: Step) -> tuple[Transferred, ...]:
         """Stores and loads the blocks of a step; the durations are those of the link."""

@@ -60,7 +60,7 @@ MUTANTS = (
         "durations that cannot be are believed",
         ("input totality",),
         "scheduling/cost.py",
-        "return isinstance(seconds, (int, float)) and 0.0 < seconds <= MAX_SECONDS",
+        "return isinstance(seconds, (int, float)) and MIN_SECONDS <= seconds <= MAX_SECONDS",
         "return isinstance(seconds, (int, float))",
         ("scheduling/test_cost.py::test_durations_that_cannot_be_are_ignored_and_counted",),
     ),

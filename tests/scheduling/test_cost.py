@@ -71,16 +71,22 @@ def test_predictions_are_those_of_the_machine() -> None:
     assert model.prefill_seconds(300, 1000, alone=True) == pytest.approx(BASE + chunk, rel=0.01)
 
 
+def test_one_step_of_a_nanosecond_does_not_make_the_model_worthless() -> None:
+    model, features = fitted(), StepFeatures(4, 0, 8.0)
+    model.observe(features, 1e-9)
+    assert model.error < 0.1
+
+
 def test_durations_that_cannot_be_are_ignored_and_counted() -> None:
     model, features = CostModel(), StepFeatures(4, 0, 8.0)
-    for wrong in (0.0, -1.0, math.nan, math.inf, 1e9, None):
+    for wrong in (0.0, -1.0, 5e-324, math.nan, math.inf, 1e9, None):
         model.observe(features, wrong)
         model.link_out.observe(4096, 1, wrong)
     model.link_out.observe(0, 0, 1.0)
-    assert (model.num_observed, model.num_ignored) == (0, 6)
-    assert (model.link_out.fitted, model.link_out.num_ignored) == (False, 7)
+    assert (model.num_observed, model.num_ignored) == (0, 7)
+    assert (model.link_out.fitted, model.link_out.num_ignored) == (False, 8)
     assert model.predict(10, 10, 10) == 0.0
-    assert str(model) == "not fitted: 0 steps measured, 6 ignored"
+    assert str(model) == "not fitted: 0 steps measured, 7 ignored"
 
 
 def test_steps_of_one_size_do_not_make_a_fitted_model() -> None:

@@ -9,8 +9,10 @@ import pytest
 from harness import VOCAB, Run, solo
 
 from pagedkv.errors import RequestError
+from pagedkv.scheduling.cost import StepFeatures
 from pagedkv.scheduling.messages import Add
 from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
+from pagedkv.scheduling.policies import POLICIES
 
 ADD = Add("a", (1, 2), SamplingParams(max_tokens=2), 0.0, 0)
 
@@ -31,6 +33,27 @@ def test_a_deadline_is_a_finite_time(value):
     with pytest.raises(RequestError, match="deadline="):
         scheduler.validate(replace(ADD, deadline=value))
     scheduler.validate(replace(ADD, deadline=-3.0))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "times",
+    [
+        {"tpot_slo": 10**308, "ttft_slo": 5},
+        {"arrival": 10**30, "ttft_slo": 5},
+        {"arrival": 10**308, "ttft_slo": 10**308},
+        {"arrival": -(10**308), "deadline": 10**308},
+    ],
+)
+def test_times_that_are_huge_ints_end_no_step(policy, times):
+    """Once their sums and products were too large for a float, or for an array of them."""
+    run = Run(num_blocks=8, policy=policy)
+    for tokens in range(1, 20):  # the cost model is fitted then
+        run.scheduler.cost.observe(StepFeatures(tokens, 0, 0.0), 1e-3 * tokens)
+    for name in "ab":
+        run.core.send(replace(ADD, request_id=name, params=SamplingParams(max_tokens=12), **times))
+    run.finish()
+    assert run.reason("a") == run.reason("b") == "length"
 
 
 def test_a_request_is_finished_at_its_deadline_and_ended_after_it():

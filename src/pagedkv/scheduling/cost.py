@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pagedkv.scheduling.fit import FORGETTING, MIN_OBSERVATIONS, Float64, NonNegativeFit
+from pagedkv.scheduling.fit import FORGETTING, HICCUP, MIN_OBSERVATIONS, Float64, NonNegativeFit
 from pagedkv.scheduling.step import Step
 
-# No step and no transfer takes longer; a duration that does is a clock gone wrong.
+# No step and no transfer takes less, or longer; a duration that does is a clock gone wrong.
+MIN_SECONDS = 1e-9
 MAX_SECONDS = 3600.0
 # A chunk is cut to whole tiles of rows: one row more than a tile costs as much as a tile.
 TILE = 16
@@ -53,7 +54,7 @@ class LinkModel:
         return self._fit.num_observed > 0
 
     def observe(self, num_bytes: int, pieces: int, seconds: float) -> None:
-        """Durations that cannot be (zero, negative, NaN, over an hour) are counted and ignored."""
+        """Durations that cannot be (below 1 ns, NaN, over an hour) are counted and ignored."""
         if not _is_duration(seconds) or num_bytes < 1 or pieces < 1:
             self.num_ignored += 1
             return
@@ -113,13 +114,14 @@ class CostModel:
         return self._misses / self._weights if self._weights else 0.0
 
     def observe(self, features: StepFeatures, seconds: float) -> None:
-        """Durations that cannot be (zero, negative, NaN, over an hour) are counted and ignored."""
+        """Durations that cannot be (below 1 ns, NaN, over an hour) are counted and ignored."""
         if not _is_duration(seconds) or features.num_tokens < 1:
             self.num_ignored += 1
             return
         x = _vector(*features)
         if self.fitted:
-            miss = abs(self._fit.predict(x) - seconds) / seconds
+            # As with the fit: one hiccup of the clock is not the measure of hundreds of steps.
+            miss = min(abs(self._fit.predict(x) - seconds) / seconds, HICCUP)
             self._misses = FORGETTING * self._misses + miss
             self._weights = FORGETTING * self._weights + 1.0
         self._fit.observe(x, seconds)
@@ -237,7 +239,7 @@ def _show(seconds: float) -> str:
 
 def _is_duration(seconds: object) -> bool:
     # What an executor reports is not ours: it may be of any type. False for NaN.
-    return isinstance(seconds, (int, float)) and 0.0 < seconds <= MAX_SECONDS
+    return isinstance(seconds, (int, float)) and MIN_SECONDS <= seconds <= MAX_SECONDS
 
 
 def _vector(num_tokens: float, sum_context: float, sum_pairs: float) -> Float64:

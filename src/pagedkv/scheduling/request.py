@@ -135,10 +135,14 @@ class Request:
         self.params = add.params if search is None else search.draws
         self.search = search
         self.seed = add.seed
-        self.arrival = add.arrival
+        # Ints are as large as they like: sums and products of them may be too large for a float.
+        self.arrival = float(add.arrival)
         self.priority = add.priority
         self.order = order
-        self.ttft_slo, self.tpot_slo, self.deadline = add.ttft_slo, add.tpot_slo, add.deadline
+        self.ttft_slo, self.tpot_slo, self.deadline = (
+            None if time is None else float(time)
+            for time in (add.ttft_slo, add.tpot_slo, add.deadline)
+        )
         self.tenant = add.tenant
         self.namespace = namespace_bytes(add.tenant, add.cache_salt)
         # Prompt log-probabilities shorten the look-up, which `public` must not exceed; cut to it,

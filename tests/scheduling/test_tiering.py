@@ -46,6 +46,18 @@ def test_full_blocks_are_stored_behind_and_loaded_when_the_device_has_lost_them(
     assert run.tokens["second", 0] == run.tokens["first", 0]
 
 
+def test_a_load_of_many_blocks_is_no_misuse():
+    """It is written in several pieces: the sanitizer once knew of the first alone."""
+    run = tiered(40, sanitize=True, budget=200)
+    prompt = [i % 50 for i in range(4 * 34 + 1)]
+    for name in ("first", "second"):
+        run.add(name, prompt, max_tokens=1)
+        run.finish()
+        run.manager.reset_cache()
+    assert moved(run)[1] == 34
+    assert run.tokens["second", 0] == run.tokens["first", 0]
+
+
 def test_hits_after_a_gap_are_used():
     """The gap is computed, the rest is loaded."""
     tier = host(1000)

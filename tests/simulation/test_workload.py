@@ -112,7 +112,7 @@ def test_speed_scales_arrivals_alone() -> None:
     assert fast.prompt_tokens.tolist() == trace.prompt_tokens.tolist()
 
 
-@pytest.mark.parametrize("speed", [0.0, -1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("speed", [0.0, -1.0, 1e-320, float("inf"), float("nan")])
 def test_a_speed_that_cannot_be_is_refused(speed: float) -> None:
     with pytest.raises(ConfigError, match=f"speed={speed}"):
         make_trace(2, 1.0, 5, 5).at_speed(speed)

@@ -57,12 +57,15 @@ class Trace:
     def at_speed(self, speed: float) -> Trace:
         """The same requests `speed` times as fast: 2.0 halves the time between arrivals.
 
-        ConfigError for a speed that is not above 0, and if arrivals are not known.
+        ConfigError for a speed that is not above 0, or with which the last arrival would be past
+        what a clock counts, and if arrivals are not known.
         """
         if not 0 < speed < np.inf:
             raise ConfigError(f"speed={speed}: give more than 0")
         if self.arrivals is None:
             raise ConfigError(f"speed={speed}: the trace does not say when its requests arrive")
+        if len(self) and self.arrivals[-1] >= 2**53 * speed:  # as for what is read
+            raise ConfigError(f"speed={speed}: the last request would come past 2**53 s: give more")
         return replace(self, arrivals=self.arrivals / speed)
 
 

@@ -181,8 +181,9 @@ class Access:
             there = np.isin(own, blocks)
             if not there.any():
                 continue
-            full = len(own) if there.all() else int(there.argmin())
             before = max(0, int(shadow.written[row]))
+            there[: (length + before) // size - length // size] = True  # by calls before this one
+            full = len(own) if there.all() else int(there.argmin())
             shadow.written[row] = NOT_REPORTED
             count = np.array([max(before, min(reserved, (length // size + full) * size - length))])
             slots = shadow.slots(np.array([row]), shadow.lengths[[row]], count)

@@ -63,18 +63,6 @@ def test_blocks_may_be_filled_one_after_the_other(tokens: list[int]) -> None:
     close_all(m, s)
 
 
-def test_blocks_that_are_filled_behind_a_gap_are_not_written() -> None:
-    m = sanitized()
-    s = m.open([])
-    m.reserve([s], [6])
-    first, _, third = m.block_table(s).tolist()
-    watching(m).check_fills([first])
-    watching(m).check_fills([third])
-    with caught(Misuse.SLOT_NEVER, block=m.block_table(s)[1], seq=s, step=5):
-        m.commit([s], [[1, 2, 3, 4, 5, 6]])
-    close_all(m, s)
-
-
 def test_fewer_tokens_may_be_written_than_reserved() -> None:
     m = sanitized()
     s = m.open([1])

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pagedkv.engine.output import CompletionOutput, RequestOutput
     from pagedkv.engine.tiers import TierConfig
     from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
+    from pagedkv.scheduling.tenants import Tenant
 
 __version__ = "0.1.0"
 
@@ -31,6 +32,7 @@ __all__ = [
     "LLMEngine",
     "RequestOutput",
     "SamplingParams",
+    "Tenant",
     "TierConfig",
     "__version__",
 ]
@@ -44,6 +46,7 @@ _HOME = MappingProxyType(
         "BeamSearchParams": "pagedkv.scheduling.params",
         "SamplingParams": "pagedkv.scheduling.params",
         "BlockManager": "pagedkv.cache",
+        "Tenant": "pagedkv.scheduling.tenants",
         "TierConfig": "pagedkv.engine.tiers",
     }
 )

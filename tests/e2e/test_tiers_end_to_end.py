@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tiny_models import VOCAB, save_tiny
 
-from pagedkv import LLM, SamplingParams, TierConfig
+from pagedkv import LLM, SamplingParams, Tenant, TierConfig
 from pagedkv.errors import ConfigError
 from pagedkv.scheduling.policies import POLICIES
 from pagedkv.simulation.replay_run import replay_run
@@ -137,6 +137,19 @@ def test_a_folder_that_cannot_be_written_is_refused_at_the_start(model, tmp_path
         make(model, tiers=tiers)
 
 
+def test_what_is_no_tier_config_is_refused() -> None:
+    with pytest.raises(ConfigError, match="TierConfig"):
+        LLM("nowhere", tiers={"host_memory": 2**20})
+
+
+def test_weights_may_be_numbers(model) -> None:
+    llm = make(model, scheduling={"policy": "fair", "tenants": {"a": 2, "b": Tenant(0.5)}})
+    tenants = dict(llm.engine.core.scheduler.config.tenants)
+    assert tenants == {"a": Tenant(weight=2), "b": Tenant(weight=0.5)}
+    prompts = [{"prompt_token_ids": p} for p in PROMPTS[:2]]
+    assert llm.generate(prompts, SamplingParams(max_tokens=2), tenant="a", priority=3)
+
+
 def test_a_tier_too_small_for_a_block_is_refused(model) -> None:
     with pytest.raises(ConfigError, match="holds no block"):
         make(model, tiers=TierConfig(host_memory=10))
@@ -158,7 +171,8 @@ def test_every_policy_under_pressure_gives_the_same_tokens(model, policy) -> Non
         ({"policy": "magic"}, "policy='magic'"),
         ({"polices": "fair"}, "scheduling has 'polices'"),
         ({"max_num_seqs": 3}, "scheduling has 'max_num_seqs'"),
-        ({"tenants": {"a": 3}}, "tenant 'a': 3"),
+        ({"tenants": {"a": "3"}}, "tenant 'a': '3' must be a pagedkv.Tenant"),
+        ({"tenants": {"a": -1}}, "tenant 'a': weight=-1"),
         ({"recovery": "hope"}, "recovery='hope'"),
         (["fair"], r"scheduling=\['fair'\]"),
     ],

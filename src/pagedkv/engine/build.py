@@ -15,6 +15,7 @@ from pagedkv.engine.machine import THREADS_VARIABLE, num_threads
 from pagedkv.engine.memory import show_bytes
 from pagedkv.errors import ConfigError
 from pagedkv.scheduling.config import SchedulerConfig
+from pagedkv.scheduling.tenants import Tenant
 
 # Settings of SchedulerConfig that have no argument of their own here.
 _SCHEDULING = tuple(
@@ -44,7 +45,10 @@ def scheduler_settings(given: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"scheduling has {name!r:.200}: there are {', '.join(_SCHEDULING)}")
     settings = dict(given)
     if isinstance(settings.get("tenants"), Mapping):
-        settings["tenants"] = tuple(settings["tenants"].items())
+        settings["tenants"] = tuple(
+            (name, Tenant(weight=granted) if isinstance(granted, (int, float)) else granted)
+            for name, granted in settings["tenants"].items()
+        )
     SchedulerConfig(1, 1, 2, **settings)  # before a model is loaded
     return settings
 

@@ -24,7 +24,7 @@ from pagedkv.engine.output import RequestOutput
 from pagedkv.engine.recording import Recorder
 from pagedkv.engine.requests import ChatMessages, Prepared, Prompt, read_prefixes
 from pagedkv.engine.sanitized import SanitizedBackend
-from pagedkv.engine.tiers import TierConfig, open_tiers
+from pagedkv.engine.tiers import TierConfig, check_tiers, open_tiers
 from pagedkv.errors import ConfigError, ModelError, RequestError
 from pagedkv.models.linear import linear_kernels
 from pagedkv.models.loader import load_model
@@ -62,7 +62,8 @@ class LLM:
     max_num_batched_tokens: token budget of a step.
     deterministic: results are bit-identical whatever else runs; with the native backend only.
     scheduling: further settings of `SchedulerConfig` by name, such as {"policy": "fair"}: policy,
-        tenants (also as a dict), admission, watermark, recovery, bounds of the queue, overload.
+        admission, watermark, recovery, bounds of the queue, overload; tenants, also as a dict from
+        their names to a weight or a `pagedkv.Tenant`.
     public_prefixes: beginnings of prompts, as prompts are given, whose K/V all tenants share.
     seed: from it the seeds of requests that bring none are drawn.
     sanitize: check every use of a block (`pagedkv.cache.sanitizer`): a wrong block table raises
@@ -128,6 +129,7 @@ class LLM:
                 f"replay_log={str(replay_log)!r} is written by the sanitizer: set sanitize=True"
             )
         settings = scheduler_settings({} if scheduling is None else scheduling)
+        check_tiers(tiers)
         backend_name, reason = choose_backend(attention_backend)
         if deterministic and backend_name != "native":
             raise ConfigError(
@@ -253,6 +255,7 @@ class LLM:
         *,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        priority: int = 0,
         ttft_slo: float | None = None,
         tpot_slo: float | None = None,
         deadline: float | None = None,
@@ -262,8 +265,8 @@ class LLM:
 
         prompts: text, {"prompt": text}, {"prompt_token_ids": [...]}, or a list of these.
         sampling_params: one for all or one a prompt. on_step: see `run`.
-        tenant, cache_salt, ttft_slo, tpot_slo, deadline: of all the prompts, see
-        `LLMEngine.add_request`; a deadline is on the clock `llm.engine.clock`.
+        tenant, cache_salt, priority, ttft_slo, tpot_slo, deadline: of all the prompts, see
+        `LLMEngine.add_request`; a deadline is a time such as `llm.engine.clock()` gives.
         RequestError names the prompt that cannot run; none of the list has been started then.
         When the call is interrupted its requests are aborted and their blocks released.
         """
@@ -272,6 +275,7 @@ class LLM:
             sampling_params,
             tenant=tenant,
             cache_salt=cache_salt,
+            priority=priority,
             ttft_slo=ttft_slo,
             tpot_slo=tpot_slo,
             deadline=deadline,
@@ -285,6 +289,7 @@ class LLM:
         *,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        priority: int = 0,
         ttft_slo: float | None = None,
         tpot_slo: float | None = None,
         deadline: float | None = None,
@@ -304,6 +309,7 @@ class LLM:
             params,
             tenant=tenant,
             cache_salt=cache_salt,
+            priority=priority,
             ttft_slo=ttft_slo,
             tpot_slo=tpot_slo,
             deadline=deadline,
@@ -317,6 +323,7 @@ class LLM:
         *,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        priority: int = 0,
         ttft_slo: float | None = None,
         tpot_slo: float | None = None,
         deadline: float | None = None,
@@ -339,6 +346,7 @@ class LLM:
             sampling_params,
             tenant=tenant,
             cache_salt=cache_salt,
+            priority=priority,
             ttft_slo=ttft_slo,
             tpot_slo=tpot_slo,
             deadline=deadline,
@@ -352,6 +360,7 @@ class LLM:
         *,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        priority: int = 0,
         ttft_slo: float | None = None,
         tpot_slo: float | None = None,
         deadline: float | None = None,
@@ -380,6 +389,7 @@ class LLM:
                         wanted,
                         tenant=tenant,
                         cache_salt=cache_salt,
+                        priority=priority,
                         ttft_slo=ttft_slo,
                         tpot_slo=tpot_slo,
                         deadline=deadline,

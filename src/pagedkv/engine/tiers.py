@@ -48,9 +48,19 @@ class TierConfig:
                 "tier takes a folder and a size, give both"
             )
         if not self.host_memory and self.disk_folder is None:
-            raise ConfigError("no tier is asked for: set host_memory, or disk_folder")
+            raise ConfigError("no tier is asked for: set host_memory or disk_folder")
         if self.write_through and self.disk_folder is None:
             raise ConfigError("write_through=True writes to the disk: set disk_folder")
+
+
+def check_tiers(config: object) -> None:
+    """ConfigError unless it is None, or a TierConfig whose folder can be written."""
+    if config is None:
+        return
+    if not isinstance(config, TierConfig):
+        raise ConfigError(f"tiers={config!r:.200} must be a pagedkv.TierConfig(...), or None")
+    if config.disk_folder is not None:
+        _check_folder(Path(config.disk_folder))
 
 
 def open_tiers(
@@ -58,8 +68,7 @@ def open_tiers(
 ) -> tuple[Tier, LowerTiers]:
     """The uppermost tier, and what the scheduler is to know of it.
 
-    kernels: see `kv_fingerprint`. ConfigError: it cannot hold a block, or its folder cannot be
-    written.
+    kernels: see `kv_fingerprint`. ConfigError: it cannot hold a block.
     """
     # Names of host memory alone mean nothing outside the process.
     alone = config.disk_folder is None
@@ -76,7 +85,6 @@ def _open(config: TierConfig, block_bytes: int, fingerprint: bytes, memory: Mach
         )
     disk = None
     if config.disk_folder is not None:
-        _check_folder(Path(config.disk_folder))
         disk = DiskTier(
             config.disk_folder, config.disk_memory, block_bytes, fingerprint, config.write_through
         )

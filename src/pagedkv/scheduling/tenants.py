@@ -45,7 +45,9 @@ def check_tenants(tenants: object, default: object) -> None:
 
 def _check_tenant(name: str, tenant: object) -> None:
     if not isinstance(tenant, Tenant):
-        raise ConfigError(f"{name}: {tenant!r:.200} must be a Tenant")
+        raise ConfigError(
+            f"{name}: {tenant!r:.200} must be a pagedkv.Tenant, such as Tenant(weight=2)"
+        )
     weight = tenant.weight
     number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
     if not number or not 1e-6 <= weight <= 1e6:

@@ -385,3 +385,15 @@ def test_a_name_below_with_other_tokens_is_a_miss(tmp_path: Path) -> None:
     for i in (0, 2):  # below, and in host memory
         assert not tier.get(name(i), tokens(1), out)
         assert has(tier, i)
+
+
+def test_a_folder_that_another_process_is_opening_is_waited_for(tmp_path, monkeypatch):
+    """SQLite waits for other writers, but not when it switches to the write-ahead log."""
+    other = sqlite3.connect(tmp_path / "index.db", isolation_level=None)
+    other.execute("CREATE TABLE it_is_there (x)")
+    other.execute("BEGIN IMMEDIATE")
+    monkeypatch.setattr("pagedkv.tiers.disk.time.sleep", lambda _: other.execute("ROLLBACK"))
+    tier = DiskTier(tmp_path, 4096, 1024, b"model")
+    assert tier.off is None
+    tier.close()
+    other.close()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -124,7 +125,7 @@ class DiskTier:
             check_same_thread=False,
         )
         self._index = index
-        index.execute("PRAGMA journal_mode = WAL")
+        self._share(index)
         index.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'OFF'}")
         with self._transaction(index):
             for statement in _SCHEMA.split(";")[:-1]:
@@ -140,6 +141,18 @@ class DiskTier:
                 )
             # The capacity may have been another one.
             index.execute("DELETE FROM slots WHERE slot >= ?", (self._slots,))
+
+    def _share(self, index: sqlite3.Connection) -> None:
+        """Switches to the write-ahead log. SQLite itself does not wait for its turn here."""
+        last = time.monotonic() + _BUSY_SECONDS
+        while True:
+            try:
+                index.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > last:
+                    raise
+            time.sleep(0.01)
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:

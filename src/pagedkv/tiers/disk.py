@@ -161,7 +161,10 @@ class DiskTier:
             yield
         except (OSError, sqlite3.Error, ValueError, TypeError, OverflowError) as error:
             # The last three: a damaged index may hold anything in any column.
-            self.off = f"the disk tier in {self._folder} is off: {error}"
+            self.off = (
+                f"the disk tier in {self._folder} is off: {error}: the engine goes on without it; "
+                "for the next start make room there, or remove the folder if it is damaged"
+            )
             _LOG.warning("%s", self.off)
             self._release()
 

@@ -437,6 +437,7 @@ def test_tiers_are_reported_and_a_damaged_folder_is_told(pagedkv: Run, tmp_path:
         (["--host-tier", "lots"], "--host-tier"),
         (["--host-tier", "3"], "holds no block"),
         (["--write-through"], "no tier is asked for"),
+        (["--disk-tier-size", "1MiB"], "give --disk-tier too"),
         (["--policy", "magic"], "--policy='magic'"),
         (["--admission", "magic"], "--admission='magic'"),
     ],

@@ -63,7 +63,7 @@ MUTANTS = (
         "a running prefill takes the step of one that is due earlier",
         ("bounded waiting", "deadlines"),
         "scheduling/planning.py",
-        "        return max(1, total - ahead)\n",
+        "        return max(1, total - len(first.prompt))\n",
         "        return total\n",
         (_POLICY + "a_prefill_makes_room_for_one_that_is_due_earlier",),
     ),

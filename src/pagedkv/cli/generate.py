@@ -16,9 +16,11 @@ from rich.console import Console
 
 from pagedkv.cli.main import FAILED
 from pagedkv.cli.prompts import PromptText, parse_bytes, read_prompts
-from pagedkv.errors import RequestError
+from pagedkv.errors import ConfigError, RequestError
+from pagedkv.scheduling.config import ADMISSIONS
 from pagedkv.scheduling.messages import StepStats
 from pagedkv.scheduling.params import SamplingParams
+from pagedkv.scheduling.policies import POLICIES
 
 if TYPE_CHECKING:  # torch takes seconds to import: not for `--help` or a wrong option
     from pagedkv.cli.usage import Usage
@@ -118,17 +120,11 @@ def generate(
     ] = None,
     policy: Annotated[
         str,
-        typer.Option(
-            help="Who is served first: fcfs, priority, deadline, fair, fair+deadline, fair+prefix.",
-            metavar=_TEXT,
-        ),
+        typer.Option(help=f"Who is served first: {', '.join(POLICIES)}.", metavar=_TEXT),
     ] = "fcfs",
     admission: Annotated[
         str,
-        typer.Option(
-            help="What must fit first: first_chunk, prompt, max_tokens, expected_peak.",
-            metavar=_TEXT,
-        ),
+        typer.Option(help=f"What must fit first: {', '.join(ADMISSIONS)}.", metavar=_TEXT),
     ] = "prompt",
     host_tier: Annotated[
         str | None,
@@ -139,8 +135,8 @@ def generate(
         typer.Option(help="Folder for them that outlives the process.", metavar="FOLDER"),
     ] = None,
     disk_tier_size: Annotated[
-        str, typer.Option(help="Most bytes in the folder.", metavar="SIZE")
-    ] = "1GiB",
+        str | None, typer.Option(help="Most bytes in the folder. Default: 1GiB.", metavar="SIZE")
+    ] = None,
     write_through: Annotated[
         bool, typer.Option("--write-through", help="Store blocks on the disk at once, with fsync.")
     ] = False,
@@ -238,16 +234,18 @@ def generate(
 
 
 def _tiers(
-    host: str | None, folder: Path | None, size: str, write_through: bool
+    host: str | None, folder: Path | None, size: str | None, write_through: bool
 ) -> TierConfig | None:
     from pagedkv.engine.tiers import TierConfig
 
+    if size is not None and folder is None:
+        raise ConfigError(f"--disk-tier-size={size} is that of a folder: give --disk-tier too")
     if host is None and folder is None and not write_through:
         return None
     return TierConfig(
         host_memory=0 if host is None else parse_bytes(host, "--host-tier"),
         disk_folder=folder,
-        disk_memory=0 if folder is None else parse_bytes(size, "--disk-tier-size"),
+        disk_memory=0 if folder is None else parse_bytes(size or "1GiB", "--disk-tier-size"),
         write_through=write_through,
     )
 

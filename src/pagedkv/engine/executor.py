@@ -25,7 +25,6 @@ from pagedkv.scheduling.step import (
 from pagedkv.scheduling.step import TokenLogprobs as Scored
 from pagedkv.tiers.interface import Tier, UInt8
 
-_NOTHING = Result(np.zeros(0, np.int32), np.zeros(1, np.int32), np.zeros(0, np.int32))
 # Rows whose log-softmax is computed at a time: bounds the float64 scratch, not the result.
 _SCORE_ROWS = 32
 
@@ -66,7 +65,8 @@ class ModelExecutor:
         if self._mover is not None:
             transfers += self._mover.load(step)
         if not step.num_tokens:
-            return replace(_NOTHING, transfers=transfers)
+            none = np.zeros(0, np.int32)
+            return Result(none, np.zeros(1, np.int32), none, transfers=transfers)
         start = time.perf_counter()
         plan = self._backend.plan(batch)
         logits, index = self._forward(step, plan)

@@ -35,8 +35,8 @@ class Recorder:
 
     The file has a line for each: the settings; `at`, the time of an iteration; the messages applied
     in it; `found`, what lower tiers say they have; the decisions; the Result of its step, or its
-    failure. Token ids are part of it, K/V are not. Nothing
-    may have run before. What cannot be written ends the recording, with a warning, and no more.
+    failure. Token ids are part of it, K/V are not. Nothing may have run before. What cannot be
+    written ends the recording, with a warning, and no more.
     """
 
     def __init__(self, path: str | Path, scheduler: Scheduler) -> None:
@@ -74,8 +74,10 @@ class Recorder:
 
     def failure(self, error: BaseException) -> None:
         """The step went wrong as a whole."""
-        kind = "sanitizer" if isinstance(error, SanitizerError) else "interrupt"
-        kind = "error" if isinstance(error, Exception) and kind != "sanitizer" else kind
+        if isinstance(error, SanitizerError):
+            kind = "sanitizer"
+        else:
+            kind = "error" if isinstance(error, Exception) else "interrupt"
         text = repr(error) if kind == "interrupt" else str(error)
         self._write("failure", {"kind": kind, "type": type(error).__name__, "text": text})
 

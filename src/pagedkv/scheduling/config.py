@@ -73,8 +73,8 @@ class SchedulerConfig:
     overload: what becomes of requests whose first token cannot come in time, under policies with
     deadlines: they are served when nobody else is, or end with finish reason "deadline".
     urgent_slack, urgent_service: under "fair+deadline" a request that has to start within so many
-    seconds goes first if its tenant has been given at most so much more than the one with the
-    least; service is 1 a prompt token and 2 an output token, over the tenant's weight.
+    seconds goes first if its tenant has been given at most so much more than the one that is
+    next; service is 1 a prompt token and 2 an output token, over the tenant's weight.
     Raises ConfigError naming the setting.
     """
 

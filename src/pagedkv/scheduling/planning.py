@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from pagedkv.cache import BlockManager
 from pagedkv.scheduling.admission import Admission, Demand, Shortage, admission_demand, widen
@@ -72,10 +73,10 @@ class Planner:
         roster, tiering = self._roster, self.tiering
         short = False
 
-        def most_tokens(request: Request, total: int) -> int:
-            return self._prefill_limit(request, total, now)
-
         while True:
+            # Asked once, not for each row: a policy looks at the lines of all tenants to answer.
+            first = roster.next(now) if roster.policy.aims_at_deadlines else None
+            most_tokens = partial(self._prefill_limit, first)
             rows, budget = select_rows(roster.running, limit, most_tokens)
             loads = [] if tiering is None else tiering.due(roster.branches)
             if self._fits([*rows, *loads]):
@@ -144,16 +145,18 @@ class Planner:
         prefill = self.cost.prefill_seconds(len(request.prompt))
         return first_due(request) - now - prefill - 2 * step
 
-    def _prefill_limit(self, request: Request, total: int, now: float) -> int:
-        """Most tokens that the request may prefill in a step of `total`."""
-        roster = self._roster
-        policy = roster.policy
+    def _prefill_limit(self, first: Request | None, request: Request, total: int) -> int:
+        """Most tokens that the request may prefill in a step of `total`.
+
+        first: who is to start next; looked at under policies with deadlines.
+        """
+        policy = self._roster.policy
         if not policy.aims_at_deadlines:
-            return prefill_limit(request, total, roster.awaiting_first_token)
+            return prefill_limit(request, total, self._roster.awaiting_first_token)
         # In order, not in equal shares: these would make all first tokens late.
-        first = roster.next(now) or request
-        ahead = len(first.prompt) if policy.key(first) < policy.key(request) else 0
-        return max(1, total - ahead)
+        if first is None or not policy.key(first) < policy.key(request):
+            return total
+        return max(1, total - len(first.prompt))
 
     def _admit(self, rows: list[Row], loads: list[Row], budget: int, now: float) -> int:
         """Starts waiting requests, in order, as long as each fits whole; adds their rows.
@@ -194,7 +197,7 @@ class Planner:
                     self._deltas += roster.cut_short(request)
                     continue
                 demand = admission_demand(self.manager, request, leaders, self._spare(request, now))
-                share = self._prefill_limit(request, total, now)
+                share = self._prefill_limit(request, request, total)
                 limit = min(budget, share)
                 short = self._admission.shortage(
                     demand, passed, roster.running, [*rows, *loads], limit

@@ -44,9 +44,8 @@ class Roster:
         self.lengths = OutputLengths()
         self.reuse = Reuse()
         self.num_preemptions = 0  # since the start
-        self._started: Counter[str | None] = (
-            Counter()
-        )  # by tenant: requests that run or ran, not ended
+        # By tenant: requests that run or ran, and have not ended.
+        self._started: Counter[str | None] = Counter()
 
     @property
     def num_samples(self) -> int:

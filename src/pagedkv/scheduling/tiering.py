@@ -56,8 +56,9 @@ class Tiering:
 
     Write-behind: a block that has become full, and that others may find by its name, is stored in
     the next step, while its sequence goes on; so cached blocks are clean when they are evicted, and
-    none has a descendant below without being there itself. It is leased until the Result says
-    that it is stored; if its sequence closes meanwhile it is draining.
+    none has a descendant below without having been stored itself, but for those that were not worth
+    it. It is leased until the Result says that it is stored; if its sequence closes meanwhile it is
+    draining.
     A sequence that is preempted to be swapped has the rest of its blocks stored, the partial tail
     included. What takes longer to move than to compute, by the cost model, is not moved; `recovery`
     other than "auto" overrules it, see SchedulerConfig.

@@ -58,13 +58,13 @@ def least_loss(
     needed = max(shortage, round(roster.reuse.mean))
     victims = []
     for request, blocks in zip(others, exclusive.tolist(), strict=True):
-        # Own tokens of the samples of a group are replayed, never looked up.
         if any(branch.loading for branch in request.branches):
             blocks = 0  # they are written until the load has ended
+        # Own tokens of the samples of a group are replayed, never looked up.
         lone = len(request.live) == 1
         keeps = manager.prefix_caching and lone
-        # What can be found by name has been stored behind, all but the partial tail
-        # and what was not worth it.
+        # What can be found by name has been stored behind, all but the partial tail and what was
+        # not worth it.
         unstored = sum(len(branch.unstored) for branch in request.branches)
         stored = max(0, blocks - 1 - unstored) if keeps else 0
         held = Holding(request.num_computed, blocks, stored, keeps)

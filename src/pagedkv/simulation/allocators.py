@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from pagedkv.errors import ConfigError
+from pagedkv.errors import ConfigError, PagedKVError
 from pagedkv.simulation.account import Account, Resident
 from pagedkv.simulation.contiguous import FirstFit
 from pagedkv.simulation.trace import Trace
@@ -158,7 +158,7 @@ class Contiguous:
         return False
 
     def preempt(self, request: Resident) -> None:
-        raise AssertionError("a reservation has room for every token")
+        raise PagedKVError("a reservation has room for every token: nobody has to yield")
 
     def release(self, request: Resident) -> None:
         self._extents.free(request.key)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.scheduling.messages import Delta
+from pagedkv.scheduling.policies.fair import OUTPUT_WEIGHT, PROMPT_WEIGHT
 from pagedkv.simulation.trace import Trace
 
 Float64 = npt.NDArray[np.float64]
@@ -38,9 +39,9 @@ class ServiceLog:
             self._starts[request] = delta.admitted_at
             cached = delta.num_cached_tokens if self._computed_only else 0
             prompt = int(self._trace.prompt_tokens[request]) - cached
-            self._note(tenant, delta.admitted_at, float(prompt))
+            self._note(tenant, delta.admitted_at, PROMPT_WEIGHT * prompt)
         if delta.token_ids:
-            self._note(tenant, now, 2.0 * len(delta.token_ids))
+            self._note(tenant, now, OUTPUT_WEIGHT * len(delta.token_ids))
 
     def service(self, tenant: str, start: float = -np.inf, end: float = np.inf) -> float:
         """What the tenant was given in [start, end)."""

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from pagedkv.scheduling.policies.fair import OUTPUT_WEIGHT, PROMPT_WEIGHT
 from pagedkv.simulation import charts
 from pagedkv.simulation.account import Account
 from pagedkv.simulation.serve import Float64, SimulatedRun
 
 POINTS = 400  # of a line over time
-# A token's share of a tenant's service: the weights of the VTC paper (Sheng et al., OSDI 2024).
-PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2
 _NAMED, _DRAWN = 6, 60  # tenants with a colour, tenants with a line
 
 _STYLE = """
@@ -221,8 +220,8 @@ def _service(run: SimulatedRun) -> tuple[str, str, str]:
     named = [(_name(tenant), edges, line) for tenant, line in totals[:_NAMED]]
     faint = [(edges, line) for _, line in totals[_NAMED:_DRAWN]]
     caption = (
-        f"Tokens served to each tenant so far: a prompt token counts {PROMPT_WEIGHT}, when its "
-        f"request's first token is out, an output token {OUTPUT_WEIGHT}."
+        f"Tokens served to each tenant so far: a prompt token counts {PROMPT_WEIGHT:g}, when its "
+        f"request's first token is out, an output token {OUTPUT_WEIGHT:g}."
     )
     if len(totals) > _NAMED:
         caption += f" In colour the {_NAMED} of {len(totals)} tenants who were served most."

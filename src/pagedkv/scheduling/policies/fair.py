@@ -11,7 +11,16 @@ from pagedkv.scheduling.policies.shares import Occupancy
 from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.tenants import TenantTable
 
-PROMPT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0  # of a token; w_in and w_out of the paper
+PROMPT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0  # of a token; w_in and w_out of the VTC paper
+
+
+def modest_lead(pool_tokens: int) -> float:
+    """V: weighted tokens that a tenant within its share may be above the least and still go first.
+
+    A sixteenth of 2 * `pool_tokens`: the bound on the difference of service is little larger than
+    the paper's.
+    """
+    return OUTPUT_WEIGHT * pool_tokens / 16
 
 
 class Fair(Fcfs):
@@ -36,13 +45,13 @@ class Fair(Fcfs):
 
     def __init__(self, tenants: TenantTable, pool_tokens: int) -> None:
         self.counters = TokenCounters(tenants)
-        self._allowance = OUTPUT_WEIGHT * pool_tokens / 16  # V
+        self._lead = modest_lead(pool_tokens)  # V
         self._occupancy = Occupancy(tenants, pool_tokens)
 
     def choose(self, lines: Sequence[Line], now: float) -> Request:
         """Of equal counters that of the tenant with fewer requests running or preempted."""
         heads = [line.head for line in lines]
-        most = min(self.counters[head.tenant] for head in heads) + self._allowance
+        most = min(self.counters[head.tenant] for head in heads) + self._lead
         modest = self._occupancy.modest([h for h in heads if self.counters[h.tenant] <= most])
         return min(
             modest or heads,

@@ -18,8 +18,8 @@ class FairDeadline(Fair):
     """The tenant with the least in its counter is next, with its request that is due first.
 
     Urgent override: before that the first request of any other tenant, if it has less than
-    `urgent_slack` seconds to wait until it must start, and its tenant's counter is within
-    `urgent_service` of the least; of several the one that is due first.
+    `urgent_slack` seconds to wait until it must start, and its tenant's counter is at most
+    `urgent_service` above that of the tenant that is next; of several the one that is due first.
 
     The price: for two tenants of equal weight that both have requests waiting throughout, the
     difference of their service is at most 2 * (U + V + urgent_service) instead of 2 * (U + V) (see

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from pagedkv.cache import BlockManager
 from pagedkv.scheduling.line import Line
-from pagedkv.scheduling.policies.fair import OUTPUT_WEIGHT, PROMPT_WEIGHT
+from pagedkv.scheduling.policies.fair import OUTPUT_WEIGHT, PROMPT_WEIGHT, modest_lead
 from pagedkv.scheduling.policies.fcfs import Fcfs
 from pagedkv.scheduling.policies.shares import Occupancy
 from pagedkv.scheduling.request import Request
@@ -49,7 +49,7 @@ class FairPrefix(Fcfs):
         self._tenants, self._manager, self._ageing = tenants, manager, ageing
         pool_tokens = manager.num_blocks * manager.block_size
         self._occupancy = Occupancy(tenants, pool_tokens)
-        self._allowance = OUTPUT_WEIGHT * pool_tokens / 16  # V
+        self._lead = modest_lead(pool_tokens)  # V
         self._left: dict[str | None, float] = {}  # of the grants; those not here have nothing
         self._started: Counter[str | None] = Counter()  # requests started and not ended
 
@@ -57,7 +57,7 @@ class FairPrefix(Fcfs):
         self._grant([line.head.tenant for line in lines])
         heads = [line.head for line in lines]
         modest = self._occupancy.modest(
-            [head for head in heads if self.left_over(head.tenant) > -self._allowance]
+            [head for head in heads if self.left_over(head.tenant) > -self._lead]
         )
         served = {head.tenant for head in modest}
         if not served:

@@ -62,8 +62,8 @@ MUTANTS = (
         "a failed step leaves its loads open",
         ("no leak",),
         "scheduling/tiering.py",
-        "        for row in loads.values():\n            self._end_load(row, 0)\n",
-        "",
+        "            self._end_load(self._loads.pop(load.id), 0)\n",
+        "            self._loads.pop(load.id)\n",
         (_TIERING + "a_failed_step_ends_leases_and_reservations",),
     ),
     Mutant(

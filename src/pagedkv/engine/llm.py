@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -197,11 +198,15 @@ class LLM:
         executor = ModelExecutor(loaded.decoder, backend, tier)
         scheduler = Scheduler(manager, limits, lower)
         self.tier = tier
-        self._recorder = None if record is None else Recorder(record, scheduler)
         self._decisions: LineWriter | None = None
-        if decision_log is not None:
-            self._decisions = writer = LineWriter(decision_log, DECISIONS, "decision_log")
-            scheduler.log.follow(lambda entry: writer.write(entry.line()))
+        with ExitStack() as opened:  # closed again if one of the files cannot be written
+            if tier is not None:
+                opened.callback(tier.close)
+            self._recorder = None if record is None else Recorder(record, scheduler)
+            if decision_log is not None:
+                self._decisions = writer = LineWriter(decision_log, DECISIONS, "decision_log")
+                scheduler.log.follow(lambda entry: writer.write(entry.line()))
+            opened.pop_all()
         core = EngineCore(scheduler, executor, self._recorder)
         self.engine = LLMEngine(core, loaded.tokenizer, seed=seed)
         self.report = StartupReport(

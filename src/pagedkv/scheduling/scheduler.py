@@ -198,7 +198,8 @@ class Scheduler:
             return self.fail(mismatch, now)
         self._flight = None
         self._stamp = flight.stamp
-        self.cost.observe(StepFeatures.of(flight.step), result.duration)
+        if flight.rows:  # else it was for transfers alone
+            self.cost.observe(StepFeatures.of(flight.step), result.duration)
         return take_result(self._roster, flight, result, self.config, self._capacity, now)
 
     def fail(self, message: str, now: float) -> list[Delta]:
@@ -213,7 +214,7 @@ class Scheduler:
         self.log.note("fail", message=message)
         self.manager.cancel([row.branch.seq for row in flight.rows if row.branch.open])
         if self.tiering is not None:
-            self.tiering.forget()
+            self.tiering.forget(flight.step)
         for row in flight.rows:
             request = row.branch.request
             self._deltas += self._roster.end(request, request.live, "error", message)

@@ -15,7 +15,7 @@ from pagedkv.cache.lease import Lease
 from pagedkv.scheduling.batch import Row
 from pagedkv.scheduling.cost import CostModel
 from pagedkv.scheduling.request import Branch, Request
-from pagedkv.scheduling.step import Int32, Result, Transfer
+from pagedkv.scheduling.step import Int32, Result, Step, Transfer
 from pagedkv.tiers.interface import Below
 from pagedkv.tiers.names import ROOT, BlockName, Namer
 
@@ -283,14 +283,13 @@ class Tiering:
                 self._cost.link_in.observe(size, done.blocks, done.duration)
                 self._end_load(self._loads.pop(done.id), done.blocks)
 
-    def forget(self) -> None:
-        """A step has failed: nothing that was in flight counts as done."""
-        for _, leases in self._stores.values():
-            for lease in leases:
+    def forget(self, step: Step) -> None:
+        """A step has failed: none of its transfers counts as done; those of earlier ones go on."""
+        for store in step.stores:
+            for lease in self._stores.pop(store.id)[1]:
                 lease.release()
-        loads, self._stores, self._loads = self._loads, {}, {}
-        for row in loads.values():
-            self._end_load(row, 0)
+        for load in step.loads:
+            self._end_load(self._loads.pop(load.id), 0)
 
     def closes(self, branch: Branch) -> bool:
         """Whether the sequence of a branch that ends is left to this until its load has ended."""

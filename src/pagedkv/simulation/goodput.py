@@ -10,6 +10,7 @@ import numpy as np
 
 from pagedkv.cache import BlockManager
 from pagedkv.engine.core import EngineCore
+from pagedkv.errors import PagedKVError
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Add
 from pagedkv.scheduling.overload import Job, moore_hodgson
@@ -142,6 +143,8 @@ def serve_targets(
             coming += 1
         deltas, stats = core.step(clock.now)
         num_steps += stats is not None
+        if stats is None and not deltas and core.has_unfinished():
+            raise PagedKVError(f"at {clock.now:.6g} s no step is planned: a standstill")
         for delta in deltas:
             request = requests[int(delta.request_id)]
             if delta.token_ids:

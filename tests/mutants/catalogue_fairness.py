@@ -5,6 +5,7 @@ from __future__ import annotations
 from kinds import Mutant
 
 _FAIR = "scheduling/test_fair.py::test_"
+_TURNS = "scheduling/test_turns.py::test_"
 _PRIORITY = "scheduling/test_priority.py::test_"
 
 MUTANTS = (
@@ -55,6 +56,22 @@ MUTANTS = (
         "return (self.counters[request.tenant],)",
         "return (-self.counters[request.tenant],)",
         (_FAIR + "the_tenant_with_the_most_yields_first",),
+    ),
+    Mutant(
+        "a flood's prefills go before those of a tenant within its share",
+        ("fairness",),
+        "scheduling/policies/fair.py",
+        "return self._occupancy.modest(requests)",
+        "return ()",
+        (_TURNS + "within_its_share_a_prefill_goes_before_older_ones_of_who_is_not[fair]",),
+    ),
+    Mutant(
+        "prefills that go first are started first and not gone on with first",
+        ("fairness",),
+        "scheduling/batch.py",
+        "row.branch.request.order not in order.ahead",
+        "False",
+        (_TURNS + "within_its_share_a_prefill_goes_before_older_ones_of_who_is_not",),
     ),
     Mutant(
         "a tenant runs one request more than its quota",

@@ -34,7 +34,7 @@ MUTANTS = (
     Mutant(
         "a long prompt takes the whole budget",
         ("bounded waiting",),
-        "scheduling/batch.py",
+        "scheduling/turns.py",
         "others_wait = len(awaiting) > (request.order in awaiting)",
         "others_wait = False",
         (

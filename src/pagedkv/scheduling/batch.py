@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import chain
 
@@ -13,6 +12,7 @@ from pagedkv.cache import BlockManager, Reservation
 from pagedkv.scheduling.ending import ending_tokens
 from pagedkv.scheduling.request import Branch, Output, Request
 from pagedkv.scheduling.step import PromptScore, Sample, Step, Transfer
+from pagedkv.scheduling.turns import Turns
 
 
 @dataclass(slots=True, eq=False)
@@ -66,15 +66,18 @@ class Batch:
 
 
 def select_rows(
-    running: Sequence[Request], budget: int, most: Callable[[Request, int], int]
+    running: Sequence[Request],
+    budget: int,
+    turns: Callable[[Sequence[Request]], Turns],
+    most: Callable[[Request, int, Turns], int],
 ) -> tuple[list[Row], int]:
     """Rows for what is running, and the tokens left of the budget.
 
     There is no prefill phase and no decode phase, only known tokens that are not computed yet.
     Branches that lack a single one (running decodes) come first, then the others, as they are
-    served.
+    served, those who are ahead before them.
     They always fit, for there are no more seats than tokens.
-    most: tokens that a request may prefill in a step of so many tokens.
+    turns: of requests that prefill. most: tokens that a request may prefill in a step of so many.
     """
     total = budget
     pending = [
@@ -84,12 +87,16 @@ def select_rows(
     ]
     rows = [row for row in pending if row.count == 1]
     budget -= len(rows)
+    prefills = [row for row in pending if row.count > 1]
+    if not prefills or budget == 0:
+        return rows, budget
+    order = turns([row.branch.request for row in prefills])
     used: dict[int, int] = {}
-    for row in pending:
-        if row.count == 1 or budget == 0:
-            continue
+    for row in sorted(prefills, key=lambda row: row.branch.request.order not in order.ahead):
+        if budget == 0:
+            break
         request = row.branch.request
-        limit = most(request, total) - used.get(request.order, 0)
+        limit = most(request, total, order) - used.get(request.order, 0)
         row.cut(budget, limit)
         if row.count:
             used[request.order] = used.get(request.order, 0) + row.count
@@ -108,15 +115,6 @@ def drop_last(rows: list[Row]) -> None:
         rows.pop()
     else:
         rows[:] = [row for row in rows if row.branch.request is not request]
-
-
-def prefill_limit(request: Request, budget: int, awaiting: AbstractSet[int]) -> int:
-    """Most tokens the request may prefill in a step of `budget` tokens.
-
-    While another request waits for its first token a long prompt leaves half of the step to it.
-    """
-    others_wait = len(awaiting) > (request.order in awaiting)
-    return max(1, budget // 2) if others_wait else budget
 
 
 def make_batch(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from pagedkv.cache import BlockManager
 from pagedkv.scheduling.admission import Admission, Demand, Shortage, admission_demand, widen
-from pagedkv.scheduling.batch import Row, drop_last, prefill_limit, select_rows
+from pagedkv.scheduling.batch import Row, drop_last, select_rows
 from pagedkv.scheduling.chunking import Decodes, step_budget
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.cost import CostModel
@@ -20,6 +19,7 @@ from pagedkv.scheduling.request import Branch, Request
 from pagedkv.scheduling.roster import Roster
 from pagedkv.scheduling.siblings import Leaders
 from pagedkv.scheduling.slack import first_due
+from pagedkv.scheduling.turns import Turns
 from pagedkv.scheduling.victims import Victim, choose_victim, least_loss
 
 
@@ -73,11 +73,12 @@ class Planner:
         roster, tiering = self._roster, self.tiering
         short = False
 
-        while True:
+        def turns(prefills: Sequence[Request]) -> Turns:
             # Asked once, not for each row: a policy looks at the lines of all tenants to answer.
-            first = roster.next(now) if roster.policy.aims_at_deadlines else None
-            most_tokens = partial(self._prefill_limit, first)
-            rows, budget = select_rows(roster.running, limit, most_tokens)
+            return Turns.of(roster.policy, prefills, roster.next(now))
+
+        while True:
+            rows, budget = select_rows(roster.running, limit, turns, self._prefill_limit)
             loads = [] if tiering is None else tiering.due(roster.branches)
             if self._fits([*rows, *loads]):
                 return rows, loads, budget, short
@@ -145,14 +146,11 @@ class Planner:
         prefill = self.cost.prefill_seconds(len(request.prompt))
         return first_due(request) - now - prefill - 2 * step
 
-    def _prefill_limit(self, first: Request | None, request: Request, total: int) -> int:
-        """Most tokens that the request may prefill in a step of `total`.
-
-        first: who is to start next; looked at under policies with deadlines.
-        """
-        policy = self._roster.policy
+    def _prefill_limit(self, request: Request, total: int, turns: Turns) -> int:
+        """Most tokens that the request may prefill in a step of `total`."""
+        policy, first = self._roster.policy, turns.first
         if not policy.aims_at_deadlines:
-            return prefill_limit(request, total, self._roster.awaiting_first_token)
+            return turns.limit(request, total, self._roster.awaiting_first_token)
         # In order, not in equal shares: these would make all first tokens late.
         if first is None or not policy.key(first) < policy.key(request):
             return total
@@ -197,7 +195,9 @@ class Planner:
                     self._deltas += roster.cut_short(request)
                     continue
                 demand = admission_demand(self.manager, request, leaders, self._spare(request, now))
-                share = self._prefill_limit(request, request, total)
+                prefills = [row.branch.request for row in rows if row.branch.pending > 1]
+                turns = Turns.of(roster.policy, prefills, request)
+                share = self._prefill_limit(request, total, turns)
                 limit = min(budget, share)
                 short = self._admission.shortage(
                     demand, passed, roster.running, [*rows, *loads], limit

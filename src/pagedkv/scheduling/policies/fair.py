@@ -62,6 +62,9 @@ class Fair(Fcfs):
             ),
         )
 
+    def ahead(self, requests: Sequence[Request]) -> Sequence[Request]:
+        return self._occupancy.modest(requests)
+
     def yield_class(self, request: Request, now: float) -> tuple[float, ...]:
         return (self.counters[request.tenant],)
 

@@ -55,6 +55,10 @@ class FairDeadline(Fair):
         ]
         return min(urgent, key=self.key, default=fair)
 
+    def ahead(self, requests: Sequence[Request]) -> Sequence[Request]:
+        """Nobody: prefills go on in the order in which they are due."""
+        return ()
+
     def yield_class(self, request: Request, now: float) -> tuple[float, ...]:
         """The tenant with the most yields first, and its request with the most slack."""
         return *super().yield_class(request, now), *self._deadline.yield_class(request, now)

@@ -71,6 +71,9 @@ class FairPrefix(Fcfs):
         """What the tenant may still spend, in weighted tokens over its weight; below 0: it owes."""
         return self._left.get(tenant, 0.0)
 
+    def ahead(self, requests: Sequence[Request]) -> Sequence[Request]:
+        return self._occupancy.modest(requests)
+
     def yield_class(self, request: Request, now: float) -> tuple[float, ...]:
         return (-self.left_over(request.tenant),)
 

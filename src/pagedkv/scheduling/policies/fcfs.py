@@ -22,6 +22,10 @@ class Fcfs:
         heads = (line.head for line in lines)
         return min(heads, key=lambda head: (not head.admitted, *self.key(head)))
 
+    def ahead(self, requests: Sequence[Request]) -> Sequence[Request]:
+        """Nobody: all go on in order."""
+        return ()
+
     def yield_class(self, request: Request, now: float) -> tuple[float, ...]:
         return ()
 

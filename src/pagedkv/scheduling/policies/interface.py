@@ -30,6 +30,10 @@ class Policy(Protocol):
         may start one more request."""
         ...
 
+    def ahead(self, requests: Sequence[Request]) -> Sequence[Request]:
+        """Of requests that prefill or are to start those whose prefill goes before the others'."""
+        ...
+
     def yield_class(self, request: Request, now: float) -> tuple[float, ...]:
         """Running requests with the highest numbers give their blocks up first."""
         ...

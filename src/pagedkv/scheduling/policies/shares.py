@@ -37,10 +37,14 @@ class Occupancy:
         """Nothing happens when it does not run."""
         self._running.pop(request.order, None)
 
-    def modest(self, heads: Sequence[Request]) -> list[Request]:
-        """Of waiting requests of different tenants those within their tenants' shares of slots."""
-        shares = self._shares([head.tenant for head in heads], num_slots, self._pool_tokens)
-        return [head for head in heads if shares.has_room(head, num_slots)]
+    def modest(self, requests: Sequence[Request]) -> list[Request]:
+        """Those within their tenants' shares of slots; one that waits as if it ran, alone."""
+        shares = self._shares([r.tenant for r in requests], num_slots, self._pool_tokens)
+        return [
+            r
+            for r in requests
+            if (shares.keeps(r) if r.order in self._running else shares.has_room(r, num_slots))
+        ]
 
     def yielding(
         self,
@@ -84,6 +88,10 @@ class Shares:
         """Whether the request's tenant stays within its share with it."""
         tenant = request.tenant
         return self._held[tenant] + size(request) <= self._shares[tenant]
+
+    def keeps(self, request: Request) -> bool:
+        """Whether the tenant of a request that runs is within its share."""
+        return self._held[request.tenant] <= self._shares[request.tenant]
 
     def fullest(self) -> str | None:
         """The tenant that holds most of its share."""

@@ -181,7 +181,7 @@ def test_a_tenant_over_its_quota_is_refused_with_the_numbers(quota: Tenant, mess
         ({"tenants": (("a", Tenant(max_running=0)),)}, "tenant 'a': max_running=0"),
         ({"tenants": (("a", Tenant(max_waiting=1.5)),)}, "tenant 'a': max_waiting=1.5"),
         ({"tenants": (("", Tenant()),)}, "name '' must be a text"),
-        ({"tenants": (("a", 2.0),)}, "tenant 'a': 2.0 must be a Tenant"),
+        ({"tenants": (("a", 2.0),)}, "tenant 'a': 2.0 must be a pagedkv.Tenant"),
         ({"tenants": (("a", Tenant()), ("a", Tenant()))}, "'a' is there twice"),
         ({"tenants": {"a": Tenant()}}, "must be a tuple of pairs"),
         ({"default_tenant": Tenant(weight=-2)}, "default_tenant: weight=-2"),

@@ -1,6 +1,6 @@
 """Is swap or recompute, chosen for each victim by measured cost, better than either alone?
 
-Run: python benchmarks/bench_recovery.py [--requests 100]
+Run: python benchmarks/bench_recovery.py [--requests 120]
 
 Requests with short prompts, with long ones, and with both wait for a pool that holds a few of
 them, so that many are preempted. The tier below the device hangs on a link from 0.5 to 32 GB/s; a
@@ -48,7 +48,7 @@ def seconds(trace: Trace, blocks: int, bandwidth: float, recovery: str, caching:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", type=int, default=60)
+    parser.add_argument("--requests", type=int, default=120)
     requests = parser.parse_args().requests
     worst = 0.0
     for caching in (False, True):

@@ -12,6 +12,7 @@ from test_beams import EOS, alone, found
 from test_beams import add as add_beams
 
 from pagedkv.engine.toy import payload_bytes
+from pagedkv.scheduling.cost import StepFeatures
 from pagedkv.scheduling.params import BeamSearchParams
 from pagedkv.tiers.host import HostTier
 
@@ -235,3 +236,18 @@ def test_beams_wait_together_for_blocks_that_are_on_their_way_out():
     run.finish()
     assert run.scheduler.stats.num_preemptions > 0 and moved(run)[0] > 0
     assert found(run, "beams", 3) == alone([1, 2, 3, 4, 5], beam)
+
+
+def test_a_link_of_which_nothing_is_known_is_tried_with_a_few_blocks():
+    run = tiered(16, prefix_caching=False, budget=64)
+    for tokens in range(1, 21):
+        run.scheduler.cost.observe(StepFeatures(tokens, 0, 0.0), 0.001 * tokens)
+    for name, first in (("first", 1), ("second", 2)):
+        prompt = tuple(range(first, first + 33))
+        run.add(name, prompt, max_tokens=3)
+        run.step()
+        run.scheduler._roster.preempt(run.request(name), 9)
+        run.finish()
+        assert run.tokens[name, 0] == solo(prompt, max_tokens=3)
+    stores = [len(store.blocks) for step in run.steps for store in step.stores]
+    assert stores == [4, 9]

@@ -21,6 +21,8 @@ from pagedkv.tiers.names import ROOT, BlockName, Namer
 
 # Blocks that are stored before it is looked at how many come back.
 _TRIED = 64
+# Blocks of the first victim that is swapped, if nothing has gone over the link yet.
+_PROBE = 4
 
 
 @dataclass(slots=True)
@@ -208,16 +210,21 @@ class Tiering:
         # Where blocks are found by name the full ones have been stored behind, or left out.
         known = self.manager.prefix_caching
         places = {i for i in branch.unstored if i >= used - blocks} if known else set(range(full))
+        places |= set(range(full, used))
+        probes = self._cost.fitted and not self._cost.knows_links and self.recovery == "auto"
+        if probes:
+            # A few blocks tell what the link takes; all of a long sequence might take seconds.
+            places = set(sorted(places)[:_PROBE])
         self._lease(
             [
                 self._block(
                     branch, int(table[i]), i * size, min((i + 1) * size, branch.computed), swap=True
                 )
-                for i in sorted(places | set(range(full, used)))
+                for i in sorted(places)
                 if int(table[i]) not in waiting
             ]
         )
-        request.swapped = branch.computed
+        request.swapped = 0 if probes else branch.computed
 
     def abandon(self) -> bool:
         """Gives up stores of blocks that nobody holds any more; whether there were any.

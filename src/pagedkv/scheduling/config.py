@@ -40,8 +40,7 @@ def check_flag(name: str, value: object) -> None:
 
 def check_share(name: str, value: object) -> None:
     """ConfigError, naming the setting, unless `value` is a number from 0 to 1."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 <= value <= 1:  # type: ignore[operator]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise ConfigError(f"{name}={value!r:.200} must be a number from 0 to 1")
 
 

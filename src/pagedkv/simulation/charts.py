@@ -5,6 +5,7 @@ Lines keep at most a few hundred points: whoever calls has averaged before (see 
 
 from __future__ import annotations
 
+import importlib
 import io
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ _WIDTH, _HEIGHT = 7.2, 2.7  # inches of 72 points
 def require_matplotlib() -> None:
     """MissingExtraError if there is nothing to draw with: asked before a long run, not after."""
     try:
-        import matplotlib  # noqa: F401
+        importlib.import_module("matplotlib")
     except ImportError:
         raise MissingExtraError(
             'matplotlib is not installed, which draws reports: pip install "pagedkv[report]"'

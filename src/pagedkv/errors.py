@@ -30,5 +30,13 @@ class OverloadError(RequestError):
     """The queue is full: the same request may be accepted later. Names the bound and what waits."""
 
 
+class EngineDeadError(PagedKVError):
+    """The core runs no more steps. `kind`: the name of the exception that ended it."""
+
+    def __init__(self, reason: str, kind: str) -> None:
+        super().__init__(f"the engine has ended ({kind}): {reason}")
+        self.kind = kind
+
+
 class MissingExtraError(PagedKVError, ImportError):
     """A package of an extra is not installed: names it and the extra."""

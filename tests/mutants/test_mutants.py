@@ -52,6 +52,7 @@ ROOMS = (
     "scheduling",
     "simulation",
     "engine",
+    "server",
     "attention",
     "properties",
     "models",

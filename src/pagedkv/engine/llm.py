@@ -76,9 +76,10 @@ class LLM:
         `pagedkv simulate replay`.
     tiers: where blocks go that leave the pool, see `TierConfig`; `close` completes what is on disk.
 
-    `engine` is the LLMEngine, `report` what was chosen, `tier` the uppermost one below the pool,
-    or None; `tier.off` says why one is not used any more. The logger "pagedkv" gets the report's
-    lines (INFO), and a warning when the native kernels are missing and gather does their work.
+    `engine` is the LLMEngine, `report` what was chosen, `folder` where the model lies, `tier` the
+    uppermost one below the pool, or None; `tier.off` says why one is not used any more. The logger
+    "pagedkv" gets the report's lines (INFO), and a warning when the native kernels are missing and
+    gather does their work.
     Sets torch's number of threads if it is larger than what the container grants, or to
     PAGEDKV_NUM_THREADS.
     Raises ConfigError or ModelError.
@@ -230,12 +231,12 @@ class LLM:
         if attention_backend == "auto" and backend_name != "native":
             _LOG.warning("%s; %s", reason, REBUILD)
         self._num_requests = 0
-        self._tokenizer, self._path = loaded.tokenizer, loaded.path
+        self._tokenizer, self.folder = loaded.tokenizer, loaded.path
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's own tokenizer. ModelError if its folder has none."""
         if self._tokenizer is None:
-            raise ModelError(f"{self._path} has no tokenizer: put tokenizer.json there")
+            raise ModelError(f"{self.folder} has no tokenizer: put tokenizer.json there")
         return self._tokenizer
 
     def explain(self, request_id: str) -> str:

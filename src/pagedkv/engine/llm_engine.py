@@ -5,20 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from pagedkv.cache import BlockManager
 from pagedkv.engine.core import EngineCore
+from pagedkv.engine.front_end import FrontEnd
 from pagedkv.engine.interrupts import deferred_interrupt
-from pagedkv.engine.output import OutputProcessor, RequestOutput
-from pagedkv.engine.requests import ChatMessages, Prepared, Prompt, RequestReader, text_decoder
-from pagedkv.errors import PagedKVError, RequestError
+from pagedkv.engine.output import RequestOutput
+from pagedkv.engine.requests import ChatMessages, Prepared, Prompt
+from pagedkv.errors import PagedKVError
 from pagedkv.scheduling.cost import CostModel
 from pagedkv.scheduling.explain import explain
-from pagedkv.scheduling.messages import Abort, StepStats
+from pagedkv.scheduling.messages import StepStats
 from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
 from pagedkv.scheduling.tiering import TieringStats
 
@@ -42,12 +41,9 @@ class LLMEngine:
         self.core = core
         self.clock = clock
         self.last_stats: StepStats | None = None
-        self._reader = RequestReader(tokenizer, core.scheduler.validate)
-        self._processor = OutputProcessor(text_decoder(tokenizer), core.send)
-        self._seeds = np.random.default_rng(seed % 2**64)
-        self._lock = threading.Lock()  # of all below, and of the processor
-        self._live: dict[str, str] = {}  # the client's id -> the id in the loop, never reused
-        self._num_added = 0
+        self._front = FrontEnd(
+            tokenizer, core.scheduler.validate, core.send, seed=seed, clock=lambda: self.clock()
+        )
         self._undelivered: list[RequestOutput] = []
         self._stepping = threading.Lock()
 
@@ -98,7 +94,7 @@ class LLMEngine:
         """
         arrival = self.clock() if arrival_time is None else arrival_time
         self.submit(
-            self._reader.read(
+            self._front.reader.read(
                 request_id,
                 prompt,
                 params,
@@ -126,7 +122,7 @@ class LLMEngine:
         deadline: float | None = None,
     ) -> Prepared:
         """The checks of `add_request`, all but that of the id, without adding the request."""
-        return self._reader.read(
+        return self._front.reader.read(
             request_id,
             prompt,
             params,
@@ -141,30 +137,15 @@ class LLMEngine:
 
     @property
     def has_chat_template(self) -> bool:
-        return self._reader.has_chat_template
+        return self._front.reader.has_chat_template
 
     def chat_prompt(self, messages: ChatMessages) -> Prompt:
         """The prompt that the model's chat template makes of a conversation."""
-        return self._reader.chat(messages)
+        return self._front.reader.chat(messages)
 
     def submit(self, prepared: Prepared) -> None:
         """Queues what `prepare` has checked."""
-        add, request_id = prepared.add, prepared.add.request_id
-        with self._lock:
-            if request_id in self._live:
-                raise RequestError(
-                    f"request_id {request_id!r} is in use: choose another, or wait for its last "
-                    "output"
-                )
-            seed = add.params.seed
-            if seed is None:
-                seed = int(self._seeds.integers(2**63))
-            core_id = f"{request_id}#{self._num_added}"
-            add = replace(add, request_id=core_id, seed=seed)
-            self._processor.add(add, request_id, prepared.prompt)
-            self._live[request_id] = core_id
-            self._num_added += 1
-            self.core.send(add)
+        self._front.submit(prepared)
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """Ends a request, or several, in any state; the next `step` reports and releases them.
@@ -172,9 +153,7 @@ class LLMEngine:
         Ids that are unknown or have ended are ignored.
         """
         ids = [request_id] if isinstance(request_id, str) else list(request_id)
-        with self._lock:
-            for live in [self._live[i] for i in ids if isinstance(i, str) and i in self._live]:
-                self.core.send(Abort(live))
+        self._front.abort(i for i in ids if isinstance(i, str))
 
     def reset_prefix_cache(self) -> None:
         """Forgets all cached prefixes, between two steps. Only from the thread that steps.
@@ -202,13 +181,8 @@ class LLMEngine:
 
         Also cleans up after a step that an interrupt has cut off.
         """
-        with self._lock:
-            for request_id in request_ids:
-                core_id = self._live.pop(request_id, None)
-                if core_id is not None:
-                    self._processor.discard(core_id)
-                    self.core.send(Abort(core_id))
-            self._undelivered = [o for o in self._undelivered if o.request_id not in request_ids]
+        self._front.discard(request_ids)
+        self._undelivered = [o for o in self._undelivered if o.request_id not in request_ids]
         self._advance()
 
     def step(self) -> list[RequestOutput]:
@@ -218,7 +192,7 @@ class LLMEngine:
         PagedKVError: another thread is stepping this engine.
         """
         self._advance()
-        if not len(self._processor):
+        if not len(self._front):
             # Whoever is left in the loop has been ended by a stop string: release its blocks.
             self._advance()
         outputs, self._undelivered = self._undelivered, []
@@ -248,9 +222,4 @@ class LLMEngine:
         deltas, stats = self.core.step(self.clock())
         if stats is not None:
             self.last_stats = stats
-        with self._lock:
-            outputs = self._processor.process(deltas, self.clock())
-            for output in outputs:
-                if output.finished:
-                    del self._live[output.request_id]
-            self._undelivered += outputs
+        self._undelivered += self._front.process(deltas)

@@ -1,0 +1,109 @@
+"""A thread of its own for an EngineCore: take messages, step, post what came of it."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pagedkv.engine.core import EngineCore
+from pagedkv.engine.facts import Facts
+from pagedkv.engine.wire import Answer, Ask, Batch, Close, Died, FromCore, ToCore
+from pagedkv.errors import RequestError
+from pagedkv.scheduling.explain import explain
+from pagedkv.scheduling.messages import Abort, Add, Delta, Drain
+
+# Answers a question about the core between two steps, from its argument.
+Answerer = Callable[[EngineCore, str], Any]
+
+
+def _explain(core: EngineCore, request_id: str) -> str:
+    log = core.scheduler.log
+    return explain(log.decisions, request_id, log.num_dropped)
+
+
+ANSWERS: Mapping[str, Answerer] = {"explain": _explain}
+
+
+def core_facts(core: EngineCore, folder: str | None = None, report: Sequence[str] = ()) -> Facts:
+    """What a front has to know of this core."""
+    manager = core.scheduler.manager
+    return Facts(
+        core.scheduler.config,
+        manager.num_blocks,
+        manager.block_size,
+        min(manager.num_blocks, manager.max_blocks_per_seq),
+        folder,
+        tuple(report),
+    )
+
+
+class CoreLoop:
+    """Steps a core while it has work and waits for messages while it has none.
+
+    `send` may be called from any thread; `run` owns the core and calls `post`, in its thread, with
+    a Batch after every iteration, with Answers, and with Died when the core cannot go on.
+    clock: seconds, that of the requests' arrivals.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        post: Callable[[FromCore], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._core, self._post, self._clock = core, post, clock
+        self._inbox: queue.SimpleQueue[ToCore] = queue.SimpleQueue()
+        self._applied = 0
+        self.step_began: float | None = None  # on the clock; None between two steps
+
+    def send(self, message: ToCore) -> None:
+        """Takes effect before the next step."""
+        self._inbox.put(message)
+
+    def run(self) -> bool:
+        """Until Close, then True; False: the core cannot go on, and Died was posted."""
+        while self._take_messages():
+            if not self._core.has_unfinished():
+                continue
+            self.step_began = self._clock()
+            try:
+                deltas, stats = self._core.step(self.step_began)
+            except BaseException as error:  # what a step cannot contain: whoever waits is told
+                self._post(Died(type(error).__name__, str(error)))
+                return False
+            self.step_began = None
+            self._post(Batch(tuple(deltas), stats, self._applied))
+        return True
+
+    def _take_messages(self) -> bool:
+        """All that have come; waits for one if there is nothing else to do. False: it was Close."""
+        while not self._inbox.empty() or not self._core.has_unfinished():
+            match self._inbox.get():
+                case Close():
+                    return False
+                case Ask() as ask:
+                    self._post(self._answer(ask))
+                case Add() | Abort() | Drain() as message:
+                    self._hand_over(message)
+        return True
+
+    def _hand_over(self, message: Add | Abort | Drain) -> None:
+        self._applied += 1
+        try:
+            self._core.send(message)
+        except RequestError as error:  # such as an id that is in use
+            if isinstance(message, Add):
+                refused = Delta(message.request_id, 0, finish_reason="error", error=str(error))
+                self._post(Batch((refused,), None, self._applied))
+
+    def _answer(self, ask: Ask) -> Answer:
+        answerer = ANSWERS.get(ask.kind)
+        if answerer is None:
+            return Answer(ask.id, error=f"nothing is known of {ask.kind!r:.100}")
+        try:
+            return Answer(ask.id, answerer(self._core, ask.argument))
+        except Exception as error:
+            return Answer(ask.id, error=f"{type(error).__name__}: {error}")

@@ -1,0 +1,121 @@
+"""What travels between a front and a core in another process, as msgpack bytes.
+
+Plain values only: a frame is decoded by the types of its fields, and nothing in it can name code.
+"""
+
+from __future__ import annotations
+
+import typing
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from pagedkv.engine.facts import Facts
+from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, Message, StepStats
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """A question that is answered between two steps; `id` is the asker's, for the answer."""
+
+    id: int
+    kind: str
+    argument: str = ""
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True):
+    """`value`: what `json.dumps` takes, or bytes; `error` instead says why there is none."""
+
+    id: int
+    value: Any = None
+    error: str | None = None
+
+
+class Batch(msgspec.Struct, frozen=True, tag=True):
+    """What an iteration of the core has brought.
+
+    `applied`: messages that have been taken since the start, in the order they were sent.
+    """
+
+    deltas: tuple[Delta, ...]
+    stats: StepStats | None
+    applied: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The core has its model and takes messages."""
+
+    facts: Facts
+
+
+class Died(msgspec.Struct, frozen=True, tag=True):
+    """The core runs no more steps; `kind` is the name of the exception."""
+
+    kind: str
+    reason: str
+
+
+class Configure(msgspec.Struct, frozen=True, tag=True):
+    """What the core is to be made of: arguments of `LLM`, tiers as those of `TierConfig`."""
+
+    arguments: dict[str, Any]
+
+
+class Close(msgspec.Struct, frozen=True, tag=True):
+    """Run nothing more, complete the files, end."""
+
+
+class _Add(msgspec.Struct, frozen=True, tag="Add"):
+    message: Add
+
+
+class _Abort(msgspec.Struct, frozen=True, tag="Abort"):
+    message: Abort
+
+
+class _Drain(msgspec.Struct, frozen=True, tag="Drain"):
+    message: Drain
+
+
+ToCore = Message | Ask | Configure | Close
+FromCore = Ready | Batch | Answer | Died
+
+_FRAMES = {Add: _Add, Abort: _Abort, Drain: _Drain}
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    raise TypeError(f"{value!r:.100} cannot be sent")
+
+
+def _decode(kind: Any, value: Any) -> Any:
+    if typing.get_origin(kind) is np.ndarray and isinstance(value, bytes):
+        dtype = typing.get_args(typing.get_args(kind)[1])[0]
+        return np.frombuffer(value, dtype)
+    raise ValueError(f"{value!r:.100} is no {kind}")
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode)
+_TO_CORE = msgspec.msgpack.Decoder(
+    _Add | _Abort | _Drain | Ask | Configure | Close, dec_hook=_decode
+)
+_FROM_CORE = msgspec.msgpack.Decoder(Ready | Batch | Answer | Died, dec_hook=_decode)
+
+
+def pack(frame: ToCore | FromCore) -> bytes:
+    """The frame as bytes. TypeError: it holds what is no plain value."""
+    wrap = _FRAMES.get(type(frame))  # msgspec tells only its own classes apart in a union
+    return _ENCODER.encode(frame if wrap is None else wrap(frame))
+
+
+def unpack_to_core(data: bytes) -> ToCore:
+    """msgspec.DecodeError: no such frame."""
+    frame = _TO_CORE.decode(data)
+    return frame.message if isinstance(frame, (_Add, _Abort, _Drain)) else frame
+
+
+def unpack_from_core(data: bytes) -> FromCore:
+    """msgspec.DecodeError: no such frame."""
+    frame: FromCore = _FROM_CORE.decode(data)
+    return frame

@@ -1,0 +1,19 @@
+"""The HTTP application: which routes there are, and what they share."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+from pagedkv.server import health
+from pagedkv.server.async_engine import AsyncEngine
+from pagedkv.server.openai import completions
+from pagedkv.server.openai.errors import add_error_handlers
+
+
+def create_app(engine: AsyncEngine, models: tuple[str, ...]) -> FastAPI:
+    """The application over an engine that has been started; `models`: the names it answers to."""
+    app = FastAPI(title="pagedkv", docs_url=None, redoc_url=None)
+    add_error_handlers(app)
+    app.include_router(health.router(engine))
+    app.include_router(completions.router(engine, models))
+    return app

@@ -1,0 +1,226 @@
+"""The engine as the handlers of a server use it: requests are streams of an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from pagedkv.engine.facts import Facts
+from pagedkv.engine.front_end import FrontEnd
+from pagedkv.engine.output import RequestOutput
+from pagedkv.engine.requests import Prepared
+from pagedkv.engine.wire import Answer, Ask, Batch, Died, Ready
+from pagedkv.errors import EngineDeadError
+from pagedkv.scheduling.messages import Drain
+from pagedkv.server.core_link import CoreLink
+
+_LOG = logging.getLogger("pagedkv.server")
+
+
+class Stream:
+    """What a request brings: an async iterator of cumulative outputs, the last one `finished`.
+
+    Only the newest output is kept: a reader that is slow gets fewer and larger ones, and what it
+    has not read takes no more memory than the output itself.
+    """
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self._newest: RequestOutput | None = None
+        self._failure: EngineDeadError | None = None
+        self._news = asyncio.Event()
+        self._over = False
+
+    def put(self, output: RequestOutput) -> None:
+        self._newest = output
+        self._news.set()
+
+    def fail(self, error: EngineDeadError) -> None:
+        """What has not been read yet is read first."""
+        self._failure = error
+        self._news.set()
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        """EngineDeadError: the core has died before the request ended."""
+        if self._over:
+            raise StopAsyncIteration
+        await self._news.wait()
+        output, self._newest = self._newest, None
+        if output is None:
+            self._over = True
+            raise self._failure or StopAsyncIteration
+        if self._failure is None:
+            self._news.clear()
+        self._over = output.finished
+        return output
+
+
+class AsyncEngine:
+    """A front and the link to its core. All of it belongs to one event loop.
+
+    load_tokenizer: the model's, from the core's facts; None: it has none. seed: of requests that
+    bring none. clock: seconds, the core's too; arrival times are on it.
+    """
+
+    def __init__(
+        self,
+        link: CoreLink,
+        load_tokenizer: Callable[[Facts], PreTrainedTokenizerBase | None],
+        *,
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clock = clock
+        self.watchers: list[Callable[[Batch], None]] = []  # each is told of every Batch
+        self.dead: EngineDeadError | None = None
+        self.draining = False
+        self._link = link
+        self._load_tokenizer, self._seed = load_tokenizer, seed
+        self._facts: Facts | None = None
+        self._front: FrontEnd | None = None
+        self._streams: dict[str, Stream] = {}
+        self._ids = itertools.count()
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._receiver: asyncio.Task[None] | None = None
+        self._ended = asyncio.Event()  # set while no request is live
+        self._ended.set()
+
+    @property
+    def facts(self) -> Facts:
+        """Of the core. RuntimeError before `start` has returned."""
+        if self._facts is None:
+            raise RuntimeError("the core is not ready")
+        return self._facts
+
+    @property
+    def front(self) -> FrontEnd:
+        """To read requests with. RuntimeError before `start` has returned."""
+        if self._front is None:
+            raise RuntimeError("the core is not ready")
+        return self._front
+
+    @property
+    def num_live(self) -> int:
+        """Requests whose end has not come."""
+        return len(self._streams)
+
+    async def start(self) -> None:
+        """Waits for the core to have its model. EngineDeadError: it cannot."""
+        await self._link.start()
+        match await self._link.receive():
+            case Ready(facts):
+                await self._prepare(facts)
+            case Died(kind, reason):
+                self.dead = EngineDeadError(reason, kind)
+                raise self.dead
+        self._receiver = asyncio.create_task(self._receive())
+
+    def new_id(self, prefix: str) -> str:
+        """An id that no other request has."""
+        return f"{prefix}-{next(self._ids)}"
+
+    def submit(self, prepared: Prepared) -> Stream:
+        """Starts a request. EngineDeadError, RequestError: nothing has been started."""
+        if self.dead is not None:
+            raise self.dead
+        self.front.submit(prepared)
+        stream = Stream(prepared.add.request_id)
+        self._streams[stream.request_id] = stream
+        self._ended.clear()
+        return stream
+
+    def cancel(self, stream: Stream) -> None:
+        """Ends a request in any state, if it has not ended; nothing more comes of it."""
+        if self._streams.pop(stream.request_id, None) is not None:
+            self.front.discard([stream.request_id])
+            self._note_ends()
+
+    async def ask(self, kind: str, argument: str = "") -> Any:
+        """What the core says between two steps. EngineDeadError; LookupError: it has no answer."""
+        if self.dead is not None:
+            raise self.dead
+        number = next(self._ids)
+        self._asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._link.send(Ask(number, kind, argument))
+            answer: Answer = await self._asked[number]
+        finally:
+            del self._asked[number]
+        if answer.error is not None:
+            raise LookupError(answer.error)
+        return answer.value
+
+    def drain(self) -> None:
+        """Accepts nothing more; what is here is finished."""
+        self.draining = True
+        self._send(Drain())
+
+    async def ended(self) -> None:
+        """Waits until no request is live."""
+        await self._ended.wait()
+
+    async def close(self) -> None:
+        """Ends what is live, and the core."""
+        for stream in list(self._streams.values()):
+            self.cancel(stream)
+        await self._link.close()
+        if self._receiver is not None:
+            await self._receiver
+
+    async def _prepare(self, facts: Facts) -> None:
+        tokenizer = await asyncio.to_thread(self._load_tokenizer, facts)
+        self._front = FrontEnd(
+            tokenizer, facts.validate, self._send, seed=self._seed, clock=self.clock
+        )
+        self._facts = facts
+
+    def _send(self, message: Any) -> None:
+        self._link.send(message)
+
+    async def _receive(self) -> None:
+        while self.dead is None:
+            match await self._link.receive():
+                case Batch() as batch:
+                    self._deliver(batch)
+                case Answer() as answer:
+                    if answer.id in self._asked:
+                        self._asked[answer.id].set_result(answer)
+                case Died(kind, reason):
+                    self._fail(EngineDeadError(reason, kind))
+
+    def _deliver(self, batch: Batch) -> None:
+        for output in self.front.process(batch.deltas):
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                stream.put(output)
+                if output.finished:
+                    del self._streams[output.request_id]
+        self._note_ends()
+        for watch in self.watchers:
+            try:
+                watch(batch)
+            except Exception:  # a figure must not cost anybody a request
+                _LOG.exception("a watcher of the engine has failed")
+
+    def _fail(self, error: EngineDeadError) -> None:
+        self.dead = error
+        for stream in self._streams.values():
+            stream.fail(error)
+        self._streams.clear()
+        for question in self._asked.values():
+            if not question.done():
+                question.set_exception(error)
+        self._note_ends()
+
+    def _note_ends(self) -> None:
+        if not self._streams:
+            self._ended.set()

@@ -1,0 +1,112 @@
+"""The process of a core: `python -m pagedkv.server.core_process FD`, started by `ProcessLink`.
+
+It ends when it is told to, and when the other end of its socket is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+from pagedkv.engine.core_loop import CoreLoop, core_facts
+from pagedkv.engine.llm import LLM
+from pagedkv.engine.tiers import TierConfig
+from pagedkv.engine.wire import (
+    Close,
+    Configure,
+    Died,
+    FromCore,
+    Ready,
+    ToCore,
+    pack,
+    unpack_to_core,
+)
+from pagedkv.errors import PagedKVError
+from pagedkv.scheduling.tenants import Tenant
+from pagedkv.server.core_link import LENGTH
+
+# Seconds that a step may go on after the front is gone.
+_GRACE = 5.0
+
+
+def make_llm(arguments: Mapping[str, Any]) -> LLM:
+    """An LLM from plain values. As there, but tiers and tenants are dicts of their fields."""
+    given = dict(arguments)
+    if given.get("tiers") is not None:
+        given["tiers"] = TierConfig(**given["tiers"])
+    settings = dict(given.get("scheduling") or {})
+    tenants = settings.get("tenants")
+    if tenants is not None:
+        settings["tenants"] = {name: Tenant(**granted) for name, granted in tenants.items()}
+    if "default_tenant" in settings:
+        settings["default_tenant"] = Tenant(**settings["default_tenant"])
+    given["scheduling"] = settings
+    return LLM(**given)
+
+
+class _Frames:
+    """Whole frames over a socket that blocks."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._file = connection.makefile("rb")
+
+    def read(self) -> ToCore | None:
+        """None: the other end is gone."""
+        head = self._file.read(LENGTH.size)
+        if len(head) < LENGTH.size:
+            return None
+        (length,) = LENGTH.unpack(head)
+        data = self._file.read(length)
+        return None if len(data) < length else unpack_to_core(data)
+
+    def write(self, frame: FromCore) -> None:
+        data = pack(frame)
+        self._socket.sendall(LENGTH.pack(len(data)) + data)
+
+
+def _listen(frames: _Frames, loop: CoreLoop) -> None:
+    while (message := frames.read()) is not None:
+        loop.send(message)
+    loop.send(Close())
+    # A step that hangs must not keep a process alive that nobody can reach any more.
+    threading.Timer(_GRACE, os._exit, [1]).start()
+
+
+def _serve(frames: _Frames) -> int:
+    configure = frames.read()
+    if not isinstance(configure, Configure):
+        return 1
+    try:
+        llm = make_llm(configure.arguments)
+    except (PagedKVError, MemoryError) as error:
+        frames.write(Died(type(error).__name__, str(error)))
+        return 1
+    core = llm.engine.core
+    loop = CoreLoop(core, frames.write)
+    frames.write(Ready(core_facts(core, str(llm.folder), llm.report.lines())))
+    threading.Thread(target=_listen, args=(frames, loop), daemon=True).start()
+    with closing(llm):
+        return 0 if loop.run() else 1
+
+
+def main() -> int:
+    # Ctrl-C in a terminal reaches the whole group: the front decides when this process ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with socket.socket(fileno=int(sys.argv[1])) as connection:
+        try:
+            return _serve(_Frames(connection))
+        except BrokenPipeError:  # nobody is left to be told
+            return 1
+
+
+if __name__ == "__main__":
+    code = main()
+    os._exit(code)  # the listening thread may be in a read that never ends

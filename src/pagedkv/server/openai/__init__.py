@@ -1,0 +1,1 @@
+"""The OpenAI API: its words and what they become."""

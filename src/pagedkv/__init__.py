@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pagedkv.engine.output import CompletionOutput, RequestOutput
     from pagedkv.engine.tiers import TierConfig
     from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
+    from pagedkv.scheduling.structured import StructuredOutputs
     from pagedkv.scheduling.tenants import Tenant
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ __all__ = [
     "LLMEngine",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
     "Tenant",
     "TierConfig",
     "__version__",
@@ -45,6 +47,7 @@ _HOME = MappingProxyType(
         "CompletionOutput": "pagedkv.engine.output",
         "BeamSearchParams": "pagedkv.scheduling.params",
         "SamplingParams": "pagedkv.scheduling.params",
+        "StructuredOutputs": "pagedkv.scheduling.structured",
         "BlockManager": "pagedkv.cache",
         "Tenant": "pagedkv.scheduling.tenants",
         "TierConfig": "pagedkv.engine.tiers",

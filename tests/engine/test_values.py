@@ -13,6 +13,7 @@ from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Abort, Add, Drain
 from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
 from pagedkv.scheduling.step import Result, TokenLogprobs, Transferred
+from pagedkv.scheduling.structured import StructuredOutputs
 from pagedkv.scheduling.tenants import Tenant
 
 SCORED = TokenLogprobs(np.array([3, 1], np.int32), np.array([-0.1, -np.inf], np.float32), 2)
@@ -36,8 +37,10 @@ PARAMS = SamplingParams(
     logit_bias={7: -1.5, 8: 2},
     skip_special_tokens=False,
     include_stop_str_in_output=True,
+    structured_outputs=StructuredOutputs(choice=["a", "b"]),
 )
 VALUES = [
+    Add("j", (1,), SamplingParams(structured_outputs=StructuredOutputs(json={"a": [1.5]})), 0.0, 1),
     Add("a", (1, 2), SamplingParams(stop="x"), 0.1 + 0.2, 2**62),
     Add("a", (), PARAMS, 3, -1, 7, "t", None, "salt", 0.5, 1, 1e300),
     Add("b", (5,), BeamSearchParams(2, 3).sampling, 0.0, 0, beam=BeamSearchParams(2, 3, 0.7)),
@@ -60,6 +63,7 @@ VALUES = [
         parents=np.array([0, 0], np.int32),
         logprobs=(SCORED, None),
         prompt_logprobs=((SCORED,), ()),
+        complete=(0, 1),
         errors={3: "went wrong"},
         duration=0.1,
         shared_spans=4,

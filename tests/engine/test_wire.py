@@ -23,9 +23,17 @@ from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, StepStats
 from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
 from pagedkv.scheduling.step import TokenLogprobs
+from pagedkv.scheduling.structured import StructuredOutputs
 from pagedkv.scheduling.tenants import Tenant
 
 PARAMS = SamplingParams(n=2, stop=("a", "b"), logit_bias={3: -1.5}, seed=-5, max_tokens=None)
+FORMS = [
+    {"json": {"type": "object", "enum": ["\ud800", None, 0.5]}},
+    {"json_object": True},
+    {"choice": ["a", "é"]},
+    {"regex": "a+"},
+    {"grammar": 'start: "a"'},
+]
 BEAM = BeamSearchParams(beam_width=3, max_tokens=4)
 
 
@@ -47,12 +55,21 @@ def test_to_the_core(message) -> None:
     assert unpack_to_core(pack(message)) == message
 
 
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_forms_of_outputs(form) -> None:
+    params = SamplingParams(structured_outputs=StructuredOutputs(**form))
+    assert unpack_to_core(pack(Add("x", (1,), params, 0.0, 0))).params == params
+
+
 def test_from_the_core() -> None:
     config = SchedulerConfig(
         8, 16, 64, (2,), 50, ((1, 2),), "fair", tenants=(("a", Tenant(2.0, 3)),)
     )
     stats = StepStats(*range(1, 17))
-    deltas = (Delta("x", 1, (5, 6), admitted_at=0.25), Delta("y", 0, finish_reason="stop"))
+    deltas = (
+        Delta("x", 1, (5, 6), admitted_at=0.25),
+        Delta("y", 0, (7,), finish_reason="stop", complete=True),
+    )
     for frame in (
         Ready(Facts(config, 100, 16, 10, "folder", ("a line",))),
         Batch(deltas, stats, 7),

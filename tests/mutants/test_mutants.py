@@ -19,6 +19,7 @@ import catalogue_attention
 import catalogue_deadlines
 import catalogue_eviction
 import catalogue_fairness
+import catalogue_grammar
 import catalogue_log
 import catalogue_pressure
 import catalogue_serving
@@ -40,6 +41,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *catalogue_pressure.MUTANTS,
     *catalogue_tiers.MUTANTS,
     *catalogue_attention.MUTANTS,
+    *catalogue_grammar.MUTANTS,
 )
 CONTROLS = tuple(dict.fromkeys(test for mutant in MUTANTS for test in mutant.tests))
 MODULES = tuple(dict.fromkeys(mutant.module for mutant in MUTANTS))

@@ -352,8 +352,7 @@ def ints(*values: int) -> np.ndarray:
 
 
 def changed(result: Result, **fields) -> Result:
-    names = ("tokens", "indptr", "parents", "logprobs", "prompt_logprobs", "errors", "duration")
-    return Result(**{name: fields.get(name, getattr(result, name)) for name in names})
+    return replace(result, **fields)
 
 
 def test_foreign_error_a_bad_row_ends_its_own_sample_only():
@@ -374,6 +373,17 @@ def test_foreign_error_a_bad_prompt_row_ends_all_samples_on_it():
     run.finish()
     assert [run.ends["a", i].error for i in (0, 1)] == ["bad row"] * 2
     assert run.tokens["b", 0] == solo([3, 4], max_tokens=5)
+
+
+@pytest.mark.parametrize("max_tokens", [2, 5])
+def test_a_complete_sample_ends_with_its_last_token(max_tokens):
+    run = Run(executor=Lying(1, lambda r: changed(r, complete=(0,))))
+    run.add("a", [1, 2], max_tokens=max_tokens, min_tokens=2, ignore_eos=True)
+    run.add("b", [3, 4], max_tokens=5)
+    run.finish()
+    assert (run.reason("a"), run.ends["a", 0].complete) == ("stop", True)
+    assert run.tokens["a", 0] == solo([1, 2], max_tokens=2)
+    assert (run.reason("b"), run.ends["b", 0].complete) == ("length", False)
 
 
 def test_a_row_without_its_token_is_an_error_of_the_row():
@@ -406,6 +416,9 @@ def test_a_row_without_its_token_is_an_error_of_the_row():
         {"parents": ints()},
         {"prompt_logprobs": ((),)},
         {"errors": {7: "x"}},
+        {"complete": (1,)},
+        {"complete": (-1,)},
+        {"complete": None},
     ],
     ids=str,
 )

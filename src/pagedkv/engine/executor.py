@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from pagedkv.attention.interface import AttentionBackend, AttentionBatch, Plan
+from pagedkv.engine.grammar import Grammars
 from pagedkv.engine.sampler import Draw, draw_all, log_softmax, score_token
 from pagedkv.engine.transfers import Mover
 from pagedkv.models.decoder import Decoder
@@ -35,13 +36,18 @@ class ModelExecutor:
     `submit` takes the changed table rows at once, so that they are not lost if the step fails;
     `collect` does the work and raises whatever made the step as a whole fail. A step that was
     never collected, as after an interrupt, is dropped by the next `submit`.
-    tier: the uppermost one below the device; None for none.
+    tier: the uppermost one below the device; None for none. grammars: what outputs of a form are
+    drawn with; None: the model has no tokenizer.
     """
 
     def __init__(
-        self, decoder: Decoder, backend: AttentionBackend, tier: Tier | None = None
+        self,
+        decoder: Decoder,
+        backend: AttentionBackend,
+        tier: Tier | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
-        self._decoder, self._backend = decoder, backend
+        self._decoder, self._backend, self._grammars = decoder, backend, grammars
         self._mover = None if tier is None else Mover(_Payloads(backend), tier)
         self._mirror = TableMirror()
         self._pending: tuple[Step, AttentionBatch] | None = None
@@ -70,7 +76,8 @@ class ModelExecutor:
         start = time.perf_counter()
         plan = self._backend.plan(batch)
         logits, index = self._forward(step, plan)
-        draws = draw_all(logits, [index[r] for r in _last_tokens(step)], step.samples)
+        rows = [index[r] for r in _last_tokens(step)]
+        draws = draw_all(logits, rows, step.samples, self._grammars)
         scores = tuple(_score_prompt(step, score, logits, index) for score in step.prompt_scores)
         duration = time.perf_counter() - start
         return replace(
@@ -155,6 +162,7 @@ def _result(
         parents=np.array([sample.row for sample in step.samples], np.int32),
         logprobs=tuple(draw.logprobs for draw in drawn),
         prompt_logprobs=scores,
+        complete=tuple(i for i, draw in enumerate(draws) if draw.complete),
         errors={
             sample.row: draw.error
             for sample, draw in zip(step.samples, draws, strict=True)

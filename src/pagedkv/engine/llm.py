@@ -17,6 +17,7 @@ from pagedkv.cache.sanitizer import asked_for_by_environment
 from pagedkv.engine.build import make_manager, scheduler_settings, set_threads
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.executor import ModelExecutor
+from pagedkv.engine.grammar import model_grammars
 from pagedkv.engine.json_lines import DECISIONS, LineWriter
 from pagedkv.engine.llm_engine import LLMEngine
 from pagedkv.engine.machine import machine_memory
@@ -196,7 +197,8 @@ class LLM:
         if tiers is not None:
             kernels = f"attention {backend_name}, linear layers {linear_kernels()}"
             tier, lower = open_tiers(tiers, loaded.decoder, backend.spec, kernels)
-        executor = ModelExecutor(loaded.decoder, backend, tier)
+        grammars = model_grammars(loaded.tokenizer, config.vocab_size, config.eos_token_ids)
+        executor = ModelExecutor(loaded.decoder, backend, tier, grammars)
         scheduler = Scheduler(manager, limits, lower)
         self.tier = tier
         self._decisions: LineWriter | None = None

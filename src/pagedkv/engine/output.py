@@ -205,7 +205,7 @@ class _Sample:
             if i < len(delta.logprobs) and (scored := delta.logprobs[i]) is not None:
                 self._logprobs.append(scored)
             # The token that ended the sample is no text, as its stop string would not be.
-            ends = i == last and delta.finish_reason == "stop"
+            ends = i == last and delta.finish_reason == "stop" and not delta.complete
             if not ends or self._params.include_stop_str_in_output:
                 self._show(self._detokenizer.push(token) if self._detokenizer else "")
             if self.finish_reason is not None:

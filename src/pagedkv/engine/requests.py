@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
+from pagedkv.engine.grammar import check_grammar
 from pagedkv.errors import ConfigError, ModelError, RequestError
 from pagedkv.scheduling.messages import Add
 from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
@@ -75,6 +76,10 @@ class RequestReader:
             raise RequestError(f"params={params!r:.200} must be SamplingParams or BeamSearchParams")
         if params.stop and self._tokenizer is None:
             raise RequestError("stop strings need text, and this model has no tokenizer: use ids")
+        if params.structured_outputs is not None:
+            if self._tokenizer is None:
+                raise RequestError("structured_outputs need text, and this model has no tokenizer")
+            check_grammar(params.structured_outputs)
         text, ids = self.tokens(prompt)
         seed = params.seed or 0
         add = Add(

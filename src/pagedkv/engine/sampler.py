@@ -4,8 +4,9 @@ A row's result depends on its own logits, parameters, key and position and on no
 random number is a function of (key, position), and no reduction runs across rows. So the same
 sample gives the same token whatever its batch is, and again after a preemption.
 
-The order of the filters is vLLM's: logit_bias and forbidden tokens, penalties, temperature, min_p,
-top_k, top_p. Log-probabilities are the model's own: before any of these.
+The order of the filters is vLLM's: logit_bias, forbidden tokens and those that the output's form
+does not allow, penalties, temperature, min_p, top_k, top_p. Log-probabilities are the model's own:
+before any of these.
 
 Symbols: V vocabulary size, m samples.
 """
@@ -13,12 +14,13 @@ Symbols: V vocabulary size, m samples.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from pagedkv.engine.grammar import Bool, GrammarError, Grammars
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.step import Float32, Int32, Sample, TokenLogprobs
 
@@ -29,11 +31,15 @@ _KEY_MASK = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The outcome of one Sample: a token, or why there is none (`error`)."""
+    """The outcome of one Sample: a token, or why there is none (`error`).
+
+    complete: the output's form allows nothing after the token.
+    """
 
     token: int = -1
     logprobs: TokenLogprobs | None = None
     error: str | None = None
+    complete: bool = False
 
 
 def uniform(key: int, position: int) -> float:
@@ -45,13 +51,21 @@ def uniform(key: int, position: int) -> float:
     return float((int(word) >> 11) * 2.0**-53)
 
 
-def draw_all(logits: torch.Tensor, rows: Sequence[int], samples: Sequence[Sample]) -> list[Draw]:
+def draw_all(
+    logits: torch.Tensor,
+    rows: Sequence[int],
+    samples: Sequence[Sample],
+    grammars: Grammars | None = None,
+) -> list[Draw]:
     """Draws one token for each sample. `samples[i]` reads `logits[rows[i]]` (float32 [r, V]).
 
-    A row without a finite maximum, or with every token forbidden, is an error of its samples only.
+    A row without a finite maximum, or with every token forbidden, is an error of its samples only;
+    so is what goes wrong with a sample's grammar. grammars: of the model; None: it has none.
     """
     if not samples:
         return []
+    if grammars is not None:
+        grammars.begin()
     host = logits.cpu().numpy()
     draws = []
     for row, sample in zip(rows, samples, strict=True):
@@ -62,15 +76,34 @@ def draw_all(logits: torch.Tensor, rows: Sequence[int], samples: Sequence[Sample
             draws.append(Draw(error=why))
         elif _is_plain_greedy(sample):
             draws.append(Draw(token=best))
+        elif sample.params.structured_outputs is not None:
+            draws.append(_draw_constrained(host[row], sample, grammars))
         else:
             draws.append(draw(host[row], sample))
     return draws
 
 
-def draw(logits: Float32, sample: Sample) -> Draw:
-    """Draws one token from one row of finite logits (float32 [V], not changed)."""
+def _draw_constrained(logits: Float32, sample: Sample, grammars: Grammars | None) -> Draw:
+    """Draws a token that the sample's form allows."""
+    if grammars is None:
+        return Draw(error="the output cannot be given a form: the model has no tokenizer")
+    try:
+        constraint = grammars.constraint(sample)
+        drawn = draw(logits, sample, constraint.allowed)
+        if drawn.error is None:
+            drawn = replace(drawn, complete=grammars.advance(constraint, drawn.token))
+    except GrammarError as error:
+        return Draw(error=str(error))
+    return drawn
+
+
+def draw(logits: Float32, sample: Sample, allowed: Bool | None = None) -> Draw:
+    """Draws one token from one row of finite logits (float32 [V], not changed).
+
+    allowed: bool [V], the tokens that may be drawn at all; None: each of them.
+    """
     params = sample.params
-    scores = _adjust(logits, sample)
+    scores = _adjust(logits, sample, allowed)
     if not np.isfinite(scores.max()):
         return Draw(error="every token of the vocabulary is forbidden at this position")
     if params.greedy:
@@ -112,16 +145,19 @@ def _is_plain_greedy(sample: Sample) -> bool:
         and not params.logit_bias
         and not params.has_penalties
         and not sample.forbidden
+        and params.structured_outputs is None
     )
 
 
-def _adjust(logits: Float32, sample: Sample) -> Float64:
+def _adjust(logits: Float32, sample: Sample, allowed: Bool | None) -> Float64:
     """Bias, forbidden tokens, penalties: float64 [V], a copy."""
     params = sample.params
     scores = logits.astype(np.float64)
     for token, bias in params.logit_bias.items():
         scores[token] += bias
     scores[list(sample.forbidden)] = -np.inf
+    if allowed is not None:
+        scores[~allowed] = -np.inf
     if params.has_penalties:
         _penalise(scores, params, sample.prompt, sample.output)
     return scores

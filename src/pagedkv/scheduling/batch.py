@@ -173,9 +173,9 @@ def _sample(row: int, branch: Branch, output: Output, eos: tuple[int, ...]) -> S
         position=request.prompt_length + len(output.tokens),
         forbidden=forbidden,
     )
-    if not params.has_penalties:
-        return sample
-    return sample._replace(prompt=request.prompt, output=np.array(output.tokens, np.int32))
+    if params.structured_outputs is not None or params.has_penalties:
+        sample = sample._replace(output=np.array(output.tokens, np.int32))
+    return sample._replace(prompt=request.prompt) if params.has_penalties else sample
 
 
 def _prompt_score(index: int, row: Row) -> PromptScore:

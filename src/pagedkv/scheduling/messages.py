@@ -81,6 +81,7 @@ class Delta(NamedTuple):
     score: float | None = None
     num_cached_tokens: int = 0
     admitted_at: float | None = None  # when the request first left the waiting queue
+    complete: bool = False  # its form ended the sample: the last token is text like the others
 
 
 @dataclass(frozen=True, slots=True)

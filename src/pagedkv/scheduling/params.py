@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagedkv.errors import RequestError
+from pagedkv.scheduling.structured import StructuredOutputs
 
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1000
@@ -42,6 +43,11 @@ class SamplingParams:
     temperature 0 is greedy. `top_k` 0 or -1 and `top_p` 1.0 switch those filters off.
     `stop` is a string or a list of strings. `seed` None: one is drawn at arrival.
     `logprobs` / `prompt_logprobs`: how many alternatives to report beside the token itself.
+    `structured_outputs`: the form that the output must have. The model's end token may be drawn
+    where the form is complete, and nowhere else. An output ends with "stop" once nothing may
+    follow, even before `min_tokens` and with `ignore_eos`; until then both forbid the end token
+    where the form would allow it. `stop_token_ids` end an output where the form allows them. One
+    that is cut short, by `max_tokens` or a stop string, need not have the form.
     Raises RequestError naming the field and its value.
     """
 
@@ -64,6 +70,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -78,6 +85,9 @@ class SamplingParams:
         self._check_integers()
         self._check_numbers()
         self._check_collections()
+        form = self.structured_outputs
+        if form is not None and not isinstance(form, StructuredOutputs):
+            raise _fail("structured_outputs", form, "StructuredOutputs")
 
     def _check_flags(self) -> None:
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):

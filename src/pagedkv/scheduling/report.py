@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pagedkv.scheduling.config import SchedulerConfig
-from pagedkv.scheduling.ending import GOES_ON, find_ending
+from pagedkv.scheduling.ending import GOES_ON, Ending, find_ending
 from pagedkv.scheduling.messages import Delta
 from pagedkv.scheduling.request import Branch, Output, Request
 from pagedkv.scheduling.step import TokenLogprobs
@@ -35,12 +35,18 @@ def take_tokens(
     logprobs: tuple[TokenLogprobs | None, ...],
     config: SchedulerConfig,
     capacity: int,
+    complete: bool,
 ) -> Delta:
-    """Appends what a sample has drawn, up to the token that ends the output."""
-    end = GOES_ON
+    """Appends what a sample has drawn, up to the token that ends the output.
+
+    complete: nothing may follow the last of them.
+    """
+    end, completed = GOES_ON, False
     for count, token in enumerate(tokens, 1):
         output.tokens.append(token)
         end = find_ending(request, output, config, capacity)
+        if complete and count == len(tokens) and end.finish_reason != "stop":
+            end, completed = Ending("stop"), True
         if end.finish_reason is not None:
             tokens, logprobs = tokens[:count], logprobs[:count]
             break
@@ -55,6 +61,7 @@ def take_tokens(
         error=end.error,
         num_cached_tokens=request.num_cached_tokens,
         admitted_at=request.admitted_at,
+        complete=completed,
     )
 
 

@@ -69,6 +69,7 @@ def _take_draws(
         for o in outputs
     ]
     bounds, tokens = result.indptr.tolist(), result.tokens.tolist()
+    complete = set(result.complete)
     for i, (branch, output) in enumerate(drawn):
         request = branch.request
         if not output.live:
@@ -77,7 +78,9 @@ def _take_draws(
         roster.policy.drew(request, last - first)
         if request.search is None:
             new, scores = tokens[first:last], result.logprobs[first:last]
-            deltas.append(take_tokens(request, output, new, scores, config, capacity))
+            deltas.append(
+                take_tokens(request, output, new, scores, config, capacity, i in complete)
+            )
         elif (scored := result.logprobs[first]) is not None:
             beams.setdefault(request.order, []).append((branch, scored))
     for group in beams.values():

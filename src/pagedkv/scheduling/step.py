@@ -34,7 +34,9 @@ class Sample(NamedTuple):
     key: int  # seed + sample index: with `position` it fixes the random number
     position: int  # absolute position of the token to be drawn
     forbidden: tuple[int, ...] = ()  # token ids that may not be drawn (min_tokens)
-    prompt: Int32 | None = None  # prompt and output so far, only when a penalty needs them
+    # Prompt and output so far, only when a penalty needs them; the output also for the mask that
+    # `params.structured_outputs` makes of it.
+    prompt: Int32 | None = None
     output: Int32 | None = None
 
 
@@ -121,6 +123,7 @@ class Result:
     """What an executor reports. Sample i produced `tokens[indptr[i]:indptr[i + 1]]` (0..k tokens).
 
     `parents[i]` is the row that sample i continues. `logprobs` has one entry a token.
+    `complete`: indices, ascending, of samples whose form allows nothing after their tokens.
     `errors` maps a row to what went wrong with it: the samples on that row end, others go on, also
     those of the same request. `transfers` have ended, of this step or of earlier ones.
     """
@@ -130,6 +133,7 @@ class Result:
     parents: Int32  # [m]
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()  # one entry a PromptScore
+    complete: tuple[int, ...] = ()
     errors: dict[int, str] = field(default_factory=dict)
     duration: float = 0.0  # seconds
     shared_spans: int = 0  # spans of K/V that were read once for several rows

@@ -155,6 +155,9 @@ def _shape_mismatch(step: Step, result: Result) -> str | None:
     rows = [sample.row for sample in step.samples]
     if result.parents.tolist() != rows:
         return f"the executor continues rows {result.parents.tolist()} where {rows} were sampled"
+    complete = result.complete
+    if not isinstance(complete, tuple) or any(not 0 <= i < samples for i in complete):
+        return f"the executor says that samples {complete!r:.200} of {samples} are complete"
     strange = [row for row in result.errors if not 0 <= row < len(step.seqs)]
     if strange:
         return f"the executor reports an error in row {strange[0]} of {len(step.seqs)}"

@@ -53,36 +53,47 @@ _HOME = MappingProxyType(
         "TierConfig": "pagedkv.engine.tiers",
     }
 )
-# What `import` calls the packages of the extra.
-_ENGINE_EXTRA = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "gguf",
-    "huggingface_hub",
-    "typer",
-    "rich",
+# What `import` calls the packages of the extras.
+_EXTRAS = MappingProxyType(
+    {
+        "torch": "engine",
+        "transformers": "engine",
+        "tokenizers": "engine",
+        "safetensors": "engine",
+        "gguf": "engine",
+        "huggingface_hub": "engine",
+        "typer": "engine",
+        "rich": "engine",
+        "fastapi": "server",
+        "starlette": "server",
+        "uvicorn": "server",
+        "pydantic": "server",
+        "msgspec": "server",
+        "llguidance": "server",
+        "prometheus_client": "server",
+        "httpx": "server",
+        "textual": "server",
+    }
 )
 
 
 @contextmanager
-def engine_extra() -> Iterator[None]:
-    """Around what needs `pagedkv[engine]`: MissingExtraError says what of it is not installed."""
+def extras() -> Iterator[None]:
+    """Around what needs an extra: MissingExtraError says what of it is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name not in _ENGINE_EXTRA:
+        if error.name is None or error.name not in _EXTRAS:
             raise
         raise MissingExtraError(
-            f'{error.name} is not installed: pip install "pagedkv[engine]"'
+            f'{error.name} is not installed: pip install "pagedkv[{_EXTRAS[error.name]}]"'
         ) from None
 
 
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with engine_extra():
+    with extras():
         return getattr(importlib.import_module(_HOME[name]), name)
 
 

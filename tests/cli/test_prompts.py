@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.cli.prompts import parse_bytes, read_prompts
+from pagedkv.cli.prompts import read_prompts
+from pagedkv.engine.sizes import parse_bytes
 from pagedkv.errors import ConfigError, RequestError
 
 

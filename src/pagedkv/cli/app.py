@@ -14,11 +14,13 @@ from pagedkv import __version__
 from pagedkv.cli.bench import block_size
 from pagedkv.cli.explain import explain
 from pagedkv.cli.generate import generate
+from pagedkv.cli.key import new
 from pagedkv.cli.main import INTERRUPTED
 from pagedkv.cli.plan import plan
 from pagedkv.cli.replay import replay_log
 from pagedkv.cli.replay_run import replay
-from pagedkv.cli.simulate import serve
+from pagedkv.cli.serve import PASS_ON, serve
+from pagedkv.cli.simulate import serve as simulate_serve
 from pagedkv.cli.simulate_memory import allocators, cache, memory
 from pagedkv.errors import PagedKVError, ReportError
 
@@ -76,17 +78,23 @@ def invoke(args: list[str]) -> int:
         pretty_exceptions_enable=False,
     )
     app.command()(generate)
+    app.command(context_settings=PASS_ON)(serve)
     app.command()(explain)
     app.command("replay")(replay_log)
     app.command()(plan)
     simulate = typer.Typer(help="What a trace of requests would have made of a pool.")
-    for command in (cache, memory, allocators, serve):
+    for command in (cache, memory, allocators):
         simulate.command()(command)
+    simulate.command("serve")(simulate_serve)
     simulate.command()(replay)
     app.add_typer(simulate, name="simulate")
     bench = typer.Typer(help="What a setting costs on this machine.")
     bench.command("block-size")(block_size)
     app.add_typer(bench, name="bench")
+    key = typer.Typer(help="API keys of the server.")
+    key.callback()(lambda: None)  # a group although it has one command
+    key.command()(new)
+    app.add_typer(key, name="key")
     app.callback()(_callback)
     command = typer.main.get_command(app)
     try:

@@ -15,7 +15,8 @@ import typer
 from rich.console import Console
 
 from pagedkv.cli.main import FAILED
-from pagedkv.cli.prompts import PromptText, parse_bytes, read_prompts
+from pagedkv.cli.prompts import PromptText, read_prompts
+from pagedkv.engine.sizes import parse_bytes
 from pagedkv.errors import ConfigError, RequestError
 from pagedkv.scheduling.config import ADMISSIONS
 from pagedkv.scheduling.messages import StepStats

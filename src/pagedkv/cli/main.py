@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pagedkv import __version__, engine_extra
+from pagedkv import __version__, extras
 from pagedkv.errors import PagedKVError, ReportError
 
 # How long a thread of the kernels waits actively for the others before it gives its core away:
@@ -37,7 +37,7 @@ def run(args: list[str]) -> int:
         return _complain("stdout is closed: send it to a file or to /dev/null")
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # read when torch is loaded
     try:
-        with engine_extra():
+        with extras():
             from pagedkv.cli.app import invoke
 
             status = invoke(args)

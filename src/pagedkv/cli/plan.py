@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pagedkv.cli.prompts import parse_bytes
 from pagedkv.cli.units import format_size, format_time
+from pagedkv.engine.sizes import parse_bytes
 from pagedkv.errors import ConfigError
 from pagedkv.simulation.capacity import Capacity, ModelShape, Recovery
 

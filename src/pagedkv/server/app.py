@@ -6,14 +6,17 @@ from fastapi import FastAPI
 
 from pagedkv.server import health
 from pagedkv.server.async_engine import AsyncEngine
+from pagedkv.server.authentication import KeyMiddleware
+from pagedkv.server.keys import NO_KEYS, KeyRing
 from pagedkv.server.openai import completions
 from pagedkv.server.openai.errors import add_error_handlers
 
 
-def create_app(engine: AsyncEngine, models: tuple[str, ...]) -> FastAPI:
+def create_app(engine: AsyncEngine, models: tuple[str, ...], keys: KeyRing = NO_KEYS) -> FastAPI:
     """The application over an engine that has been started; `models`: the names it answers to."""
     app = FastAPI(title="pagedkv", docs_url=None, redoc_url=None)
     add_error_handlers(app)
     app.include_router(health.router(engine))
     app.include_router(completions.router(engine, models))
+    app.add_middleware(KeyMiddleware, ring=keys)
     return app

@@ -15,6 +15,7 @@ from pagedkv.models.tokenizer import load_tokenizer
 from pagedkv.server.app import create_app
 from pagedkv.server.async_engine import AsyncEngine
 from pagedkv.server.core_link import ProcessLink
+from pagedkv.server.keys import KeyRing
 
 
 def tokenizer_of(facts: Facts) -> PreTrainedTokenizerBase | None:
@@ -22,11 +23,14 @@ def tokenizer_of(facts: Facts) -> PreTrainedTokenizerBase | None:
     return None if facts.folder is None else load_tokenizer(Path(facts.folder))
 
 
-async def serve(arguments: Mapping[str, Any], models: tuple[str, ...], host: str, port: int) -> int:
+async def serve(
+    arguments: Mapping[str, Any], models: tuple[str, ...], host: str, port: int, keys: KeyRing
+) -> int:
     """Serves until a signal comes; the exit status. `arguments`: of the core, see `ProcessLink`."""
     engine = AsyncEngine(ProcessLink(arguments), tokenizer_of)
     await engine.start()
-    config = uvicorn.Config(create_app(engine, models), host=host, port=port, log_level="info")
+    app = create_app(engine, models, keys)
+    config = uvicorn.Config(app, host=host, port=port, log_level="info")
     try:
         await uvicorn.Server(config).serve()
     finally:
@@ -34,6 +38,8 @@ async def serve(arguments: Mapping[str, Any], models: tuple[str, ...], host: str
     return 0
 
 
-def run(arguments: Mapping[str, Any], models: tuple[str, ...], host: str, port: int) -> int:
+def run(
+    arguments: Mapping[str, Any], models: tuple[str, ...], host: str, port: int, keys: KeyRing
+) -> int:
     """`serve` in an event loop of its own."""
-    return asyncio.run(serve(arguments, models, host, port))
+    return asyncio.run(serve(arguments, models, host, port, keys))

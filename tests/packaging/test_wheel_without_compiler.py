@@ -65,6 +65,7 @@ def test_a_failed_build_gives_a_pure_wheel_that_says_what_it_lacks(tmp_path: Pat
     assert wheel.name.endswith("-none-any.whl")
     names = ZipFile(wheel).namelist()
     assert "pagedkv/cache/manager.py" in names
+    assert "pagedkv/server/dashboard/static/page.html" in names
     assert not [name for name in names if name.endswith((".so", ".pyd", ".dylib"))]
 
     target = tmp_path / "site"

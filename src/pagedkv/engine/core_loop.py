@@ -9,6 +9,7 @@ from typing import Any
 
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.facts import Facts
+from pagedkv.engine.picture import take_picture
 from pagedkv.engine.wire import Answer, Ask, Batch, Close, Died, FromCore, ToCore
 from pagedkv.errors import RequestError
 from pagedkv.scheduling.explain import explain
@@ -23,7 +24,11 @@ def _explain(core: EngineCore, request_id: str) -> str:
     return explain(log.decisions, request_id, log.num_dropped)
 
 
-ANSWERS: Mapping[str, Answerer] = {"explain": _explain}
+def _pool(core: EngineCore, _: str) -> dict[str, Any]:
+    return take_picture(core)
+
+
+ANSWERS: Mapping[str, Answerer] = {"explain": _explain, "pool": _pool}
 
 
 def core_facts(core: EngineCore, folder: str | None = None, report: Sequence[str] = ()) -> Facts:

@@ -172,7 +172,7 @@ def _decisions(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
     return [
         {
             "step": entry.step,
-            "now": entry.now,
+            "now": entry.numbers.get("last_now", entry.now),
             "kind": entry.kind,
             "request": entry.request,
             "words": describe(entry),

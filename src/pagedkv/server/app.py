@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
-from pagedkv.server import health
+from pagedkv.server import dashboard, health
 from pagedkv.server.async_engine import AsyncEngine
 from pagedkv.server.authentication import KeyMiddleware
 from pagedkv.server.keys import NO_KEYS, KeyRing
@@ -18,5 +18,6 @@ def create_app(engine: AsyncEngine, models: tuple[str, ...], keys: KeyRing = NO_
     add_error_handlers(app)
     app.include_router(health.router(engine))
     app.include_router(completions.router(engine, models))
+    app.include_router(dashboard.router(engine, models[0]))
     app.add_middleware(KeyMiddleware, ring=keys)
     return app

@@ -17,7 +17,7 @@ from pagedkv.engine.output import RequestOutput
 from pagedkv.engine.requests import Prepared
 from pagedkv.engine.wire import Answer, Ask, Batch, Died, Ready
 from pagedkv.errors import EngineDeadError
-from pagedkv.scheduling.messages import Drain
+from pagedkv.scheduling.messages import Drain, Message
 from pagedkv.server.core_link import CoreLink
 
 _LOG = logging.getLogger("pagedkv.server")
@@ -81,6 +81,7 @@ class AsyncEngine:
     ) -> None:
         self.clock = clock
         self.watchers: list[Callable[[Batch], None]] = []  # each is told of every Batch
+        self.senders: list[Callable[[Message], None]] = []  # and these of every message to the core
         self.dead: EngineDeadError | None = None
         self.draining = False
         self._link = link
@@ -183,7 +184,9 @@ class AsyncEngine:
         )
         self._facts = facts
 
-    def _send(self, message: Any) -> None:
+    def _send(self, message: Message) -> None:
+        for watch in self.senders:
+            watch(message)
         self._link.send(message)
 
     async def _receive(self) -> None:
@@ -192,8 +195,9 @@ class AsyncEngine:
                 case Batch() as batch:
                     self._deliver(batch)
                 case Answer() as answer:
-                    if answer.id in self._asked:
-                        self._asked[answer.id].set_result(answer)
+                    asked = self._asked.get(answer.id)
+                    if asked is not None and not asked.done():  # done: nobody waits any more
+                        asked.set_result(answer)
                 case Died(kind, reason):
                     self._fail(EngineDeadError(reason, kind))
 

@@ -1,0 +1,87 @@
+// Asks the server for what there is to see, some times a second.
+
+const KEY = "pagedkv-api-key";
+const EVERY = 500; // ms
+const CALM = 2000; // ms, where less motion is wanted, and while the server does not answer
+
+export class Feed {
+  // show(data): what the server has said. wantKey(again): it wants a key, or another one.
+  // fail(reason): it does not answer, or cannot.
+  constructor({ show, wantKey, fail }) {
+    this.show = show;
+    this.wantKey = wantKey;
+    this.fail = fail;
+    this.paused = false;
+    this.poolTag = "";
+    this.lastSecond = -1;
+    this.run = "";
+    this.timer = 0;
+    this.calm = matchMedia("(prefers-reduced-motion: reduce)");
+    document.addEventListener("visibilitychange", () => document.hidden || this.soon(0));
+  }
+
+  start() {
+    this.soon(0);
+  }
+
+  setKey(key) {
+    sessionStorage.setItem(KEY, key);
+    this.soon(0);
+  }
+
+  pause(wanted) {
+    this.paused = wanted;
+    if (!wanted) this.soon(0);
+  }
+
+  soon(delay) {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.ask(), delay);
+  }
+
+  async ask() {
+    if (this.paused || document.hidden) return;
+    const delay = await this.once();
+    if (delay != null) this.soon(delay);
+  }
+
+  // Milliseconds until the next question; null: not before something happens.
+  async once() {
+    const key = sessionStorage.getItem(KEY);
+    const query = new URLSearchParams({ pool: this.poolTag, since: this.lastSecond, run: this.run });
+    let answer;
+    try {
+      answer = await fetch(`/dashboard/data?${query}`, {
+        headers: key ? { Authorization: `Bearer ${key}` } : {},
+        cache: "no-store",
+        credentials: "same-origin",
+        signal: AbortSignal.timeout(10000),
+      });
+    } catch {
+      this.fail("The server does not answer.");
+      return CALM;
+    }
+    if (answer.status === 401 || answer.status === 403) {
+      sessionStorage.removeItem(KEY);
+      this.wantKey(key != null, answer.status);
+      return null;
+    }
+    let data;
+    try {
+      data = await answer.json();
+    } catch {
+      this.fail(`The server answers with status ${answer.status}, and nothing that can be shown.`);
+      return CALM;
+    }
+    if (!answer.ok) {
+      this.fail(data.error?.message ?? `The server answers with status ${answer.status}.`);
+      return CALM;
+    }
+    this.poolTag = data.picture.pool.tag;
+    this.lastSecond = data.history.last;
+    const fresh = data.run !== this.run; // another server than before
+    this.run = data.run;
+    this.show(data, fresh);
+    return this.calm.matches ? CALM : EVERY;
+  }
+}

@@ -1,8 +1,8 @@
 """The page at `/dashboard`, its files, and its data.
 
-The page and its files are the same for everybody and hold no secret; what is to be seen is in the
-data, which takes an API key where keys are set. The page asks its user for the key and sends it as
-a header; no cookie and no part of an address ever has it.
+It shows requests of all tenants, so it is for the operator: where keys are set it takes one of
+`api_key`. A browser asks its user for it (HTTP Basic, the password is the key) and sends it in a
+header; no cookie, no script and no address ever has it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, HTTPException, Request
+from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import JSONResponse, Response
 
 from pagedkv.server.async_engine import AsyncEngine
+from pagedkv.server.authentication import tenant_of
 from pagedkv.server.dashboard.history import History
 from pagedkv.server.dashboard.pictures import ARRAYS, NoPicture, Picture, Pictures
+from pagedkv.server.settings import DEFAULT_TENANT
 
 _TYPES = MappingProxyType(
     {
@@ -64,7 +66,7 @@ class _File:
 
 def router(engine: AsyncEngine, model: str) -> APIRouter:
     """Of an engine that has been started. model: the name that the page shows."""
-    routes = APIRouter(include_in_schema=False)
+    routes = APIRouter(include_in_schema=False, dependencies=[Depends(_operator_only)])
     shipped = {
         file.name: _File(file.name, file.read_bytes())
         for file in files(__package__).joinpath("static").iterdir()
@@ -111,6 +113,15 @@ def router(engine: AsyncEngine, model: str) -> APIRouter:
         return await asyncio.to_thread(_answer, values, packs)
 
     return routes
+
+
+def _operator_only(request: Request) -> None:
+    if tenant_of(request) != DEFAULT_TENANT:
+        raise HTTPException(
+            401,
+            "this API key is a tenant's, and the dashboard shows all tenants: give one of api_key",
+            {"WWW-Authenticate": 'Basic realm="pagedkv"'},
+        )
 
 
 def _number(text: str | None) -> int:

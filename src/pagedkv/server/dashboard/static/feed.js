@@ -1,15 +1,13 @@
 // Asks the server for what there is to see, some times a second.
 
-const KEY = "pagedkv-api-key";
 const EVERY = 500; // ms
 const CALM = 2000; // ms, where less motion is wanted, and while the server does not answer
 
 export class Feed {
-  // show(data): what the server has said. wantKey(again): it wants a key, or another one.
+  // show(data, fresh): what the server has said, and whether it is another run of it than before.
   // fail(reason): it does not answer, or cannot.
-  constructor({ show, wantKey, fail }) {
+  constructor({ show, fail }) {
     this.show = show;
-    this.wantKey = wantKey;
     this.fail = fail;
     this.paused = false;
     this.poolTag = "";
@@ -21,11 +19,6 @@ export class Feed {
   }
 
   start() {
-    this.soon(0);
-  }
-
-  setKey(key) {
-    sessionStorage.setItem(KEY, key);
     this.soon(0);
   }
 
@@ -41,18 +34,15 @@ export class Feed {
 
   async ask() {
     if (this.paused || document.hidden) return;
-    const delay = await this.once();
-    if (delay != null) this.soon(delay);
+    this.soon(await this.once());
   }
 
-  // Milliseconds until the next question; null: not before something happens.
+  // Milliseconds until the next question.
   async once() {
-    const key = sessionStorage.getItem(KEY);
     const query = new URLSearchParams({ pool: this.poolTag, since: this.lastSecond, run: this.run });
     let answer;
     try {
       answer = await fetch(`/dashboard/data?${query}`, {
-        headers: key ? { Authorization: `Bearer ${key}` } : {},
         cache: "no-store",
         credentials: "same-origin",
         signal: AbortSignal.timeout(10000),
@@ -60,11 +50,6 @@ export class Feed {
     } catch {
       this.fail("The server does not answer.");
       return CALM;
-    }
-    if (answer.status === 401 || answer.status === 403) {
-      sessionStorage.removeItem(KEY);
-      this.wantKey(key != null, answer.status);
-      return null;
     }
     let data;
     try {

@@ -31,7 +31,6 @@ class Page {
     this.charts = makeCharts($("charts"));
     this.feed = new Feed({
       show: (data, fresh) => this.show(data, fresh),
-      wantKey: (again, status) => this.askForKey(again, status),
       fail: (reason) => this.fail(reason),
     });
     this.wire();
@@ -55,11 +54,6 @@ class Page {
       const block = Number($("goto").value);
       if (this.pool && block >= 1 && block <= this.pool.num_blocks) this.map.look(block);
     });
-    $("key-form").addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.feed.setKey($("key").value);
-      $("key").value = "";
-    });
     this.setTheme(localStorage.getItem("pagedkv-theme") ?? "auto");
     $("theme").addEventListener("click", () => {
       const now = document.documentElement.dataset.theme ?? "auto";
@@ -81,15 +75,6 @@ class Page {
     setText($("status"), text);
   }
 
-  askForKey(again, status) {
-    $("content").hidden = true;
-    $("key-form").hidden = false;
-    const why = status === 403 ? "This key may not see the dashboard." : "The server does not know this key.";
-    if (again) setText($("key-why"), `${why} Give another one.`);
-    this.say("wait", "waiting for an API key");
-    $("key").focus();
-  }
-
   fail(reason) {
     const since = this.lastSeen ? ` What is shown is of ${this.lastSeen.toLocaleTimeString()}.` : "";
     setText($("banner"), `${reason} Trying again every two seconds.${since}`);
@@ -101,7 +86,7 @@ class Page {
   show(data, fresh) {
     this.lastSeen = new Date();
     if (fresh) this.history = { times: [], columns: {} };
-    $("banner").hidden = $("key-form").hidden = true;
+    $("banner").hidden = true;
     $("content").hidden = false;
     $("content").classList.remove("stale");
     setText($("model"), data.server.model);

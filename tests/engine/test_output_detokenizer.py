@@ -16,6 +16,7 @@ from pagedkv.engine.detokenizer import (
     ByteLevelDetokenizer,
     WindowDetokenizer,
     make_detokenizer,
+    token_bytes,
 )
 
 
@@ -59,9 +60,8 @@ def byte_ids(name: str) -> list[int]:
     """The token of each byte."""
     if name == "sentencepiece":
         return [sentencepiece().token_to_id(f"<0x{byte:02X}>") for byte in range(256)]
-    stands_for = ByteLevelDetokenizer(byte_level(), skip_special_tokens=False)._bytes
     ids = map(byte_level().token_to_id, pre_tokenizers.ByteLevel.alphabet())
-    return sorted(ids, key=stands_for)
+    return sorted(ids, key=lambda token: token_bytes(byte_level(), token))
 
 
 TOKENIZERS = {"byte-level": byte_level, "sentencepiece": sentencepiece}

@@ -58,6 +58,29 @@ def _byte_of_char() -> dict[str, int]:
 _BYTES = _byte_of_char()
 
 
+def _byte_level_bytes(tokenizer: Tokenizer, token: int) -> bytes:
+    piece = tokenizer.id_to_token(token)
+    if piece is None:  # ids of a padded embedding have no token and no text
+        return b""
+    try:
+        return bytes([_BYTES[char] for char in piece])
+    except KeyError:  # an added token, written as it is
+        return str(piece).encode()
+
+
+def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
+    """The bytes that a token alone stands for; they may be a part of a character."""
+    if isinstance(tokenizer.decoder, decoders.ByteLevel):
+        return _byte_level_bytes(tokenizer, token)
+    piece = tokenizer.id_to_token(token)
+    if piece is not None and _BYTE_TOKEN.fullmatch(piece):
+        return bytes([int(piece[3:5], 16)])
+    text = str(tokenizer.decode([token], skip_special_tokens=False))
+    if piece is not None and piece.startswith("▁") and not text.startswith(" "):
+        text = " " + text  # decoders drop it from what they take for a beginning
+    return text.encode()
+
+
 class ByteLevelDetokenizer:
     """Each token is a fixed run of bytes, so an incremental UTF-8 decoder is all it takes.
 
@@ -73,19 +96,10 @@ class ByteLevelDetokenizer:
     def push(self, token: int) -> str:
         if token in self._skipped:
             return ""
-        return self._utf8.decode(self._bytes(token))
+        return self._utf8.decode(_byte_level_bytes(self._tokenizer, token))
 
     def finish(self) -> str:
         return self._utf8.decode(b"", final=True)
-
-    def _bytes(self, token: int) -> bytes:
-        piece = self._tokenizer.id_to_token(token)
-        if piece is None:  # ids of a padded embedding have no token and no text
-            return b""
-        try:
-            return bytes([_BYTES[char] for char in piece])
-        except KeyError:  # an added token, written as it is
-            return piece.encode()
 
 
 class WindowDetokenizer:

@@ -120,7 +120,7 @@ class OutputProcessor:
             if request is None or request.samples[delta.sample].finish_reason is not None:
                 continue
             changed[delta.request_id] = request
-            request.take(delta, now)
+            request.take(delta, now, self._tokenizer)
             sample = request.samples[delta.sample]
             if sample.finish_reason == "stop" and delta.finish_reason is None:
                 self._abort(Abort(delta.request_id, delta.sample, reason="stop"))
@@ -129,7 +129,7 @@ class OutputProcessor:
             if request.finished:
                 request.finished_time = now
                 del self._requests[core_id]
-            outputs.append(request.output(self._tokenizer))
+            outputs.append(request.output())
         return outputs
 
 
@@ -141,7 +141,7 @@ class _Request:
     samples: list[_Sample]
     num_cached_tokens: int = 0
     admitted_time: float | None = None
-    prompt_scores: list[TokenLogprobs] = field(default_factory=list)
+    prompt_scores: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
     first_token_time: float | None = None
     finished_time: float | None = None
 
@@ -149,23 +149,23 @@ class _Request:
     def finished(self) -> bool:
         return all(sample.finish_reason is not None for sample in self.samples)
 
-    def take(self, delta: Delta, now: float) -> None:
+    def take(self, delta: Delta, now: float, tokenizer: Tokenizer | None) -> None:
         if delta.token_ids and self.first_token_time is None:
             self.first_token_time = now
         self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
         self.admitted_time = delta.admitted_at
-        self.prompt_scores += delta.prompt_logprobs
+        self.prompt_scores += [_alternatives(s, tokenizer) for s in delta.prompt_logprobs]
         self.samples[delta.sample].take(delta)
 
-    def output(self, tokenizer: Tokenizer | None) -> RequestOutput:
+    def output(self) -> RequestOutput:
         scores = None
         if self.add.params.prompt_logprobs is not None:
-            scores = (None, *(_alternatives(s, tokenizer) for s in self.prompt_scores))
+            scores = tuple(self.prompt_scores)
         return RequestOutput(
             self.request_id,
             self.prompt,
             self.add.prompt,
-            tuple(sample.output(tokenizer) for sample in self.samples),
+            tuple(sample.output() for sample in self.samples),
             self.finished,
             self.num_cached_tokens,
             RequestMetrics(
@@ -181,7 +181,7 @@ class _Sample:
 
     def __init__(self, index: int, add: Add, tokenizer: Tokenizer | None) -> None:
         params = add.params
-        self._index, self._params = index, params
+        self._index, self._params, self._tokenizer = index, params, tokenizer
         self._detokenizer: Detokenizer | None = None
         if tokenizer is not None:
             self._detokenizer = make_detokenizer(
@@ -190,7 +190,8 @@ class _Sample:
         self._stops = StopChecker(params.stop, params.include_stop_str_in_output)
         self._text = ""
         self._tokens: list[int] = []
-        self._logprobs: list[TokenLogprobs] = []
+        self._logprobs: list[dict[int, Logprob]] = []
+        self._total = 0.0  # of the tokens' log-probabilities
         self._stop_reason: int | str | None = None
         self._error: str | None = None
         self._score: float | None = None
@@ -203,7 +204,8 @@ class _Sample:
         for i, token in enumerate(delta.token_ids):
             self._tokens.append(token)
             if i < len(delta.logprobs) and (scored := delta.logprobs[i]) is not None:
-                self._logprobs.append(scored)
+                self._logprobs.append(_alternatives(scored, self._tokenizer))
+                self._total += float(scored.values[0])
             # The token that ended the sample is no text, as its stop string would not be.
             ends = i == last and delta.finish_reason == "stop" and not delta.complete
             if not ends or self._params.include_stop_str_in_output:
@@ -223,17 +225,14 @@ class _Sample:
         if result.stop is not None:
             self.finish_reason, self._stop_reason = "stop", result.stop
 
-    def output(self, tokenizer: Tokenizer | None) -> CompletionOutput:
-        logprobs = total = None
-        if self._params.logprobs is not None:
-            logprobs = tuple(_alternatives(scored, tokenizer) for scored in self._logprobs)
-            total = float(sum(float(scored.values[0]) for scored in self._logprobs))
+    def output(self) -> CompletionOutput:
+        scored = self._params.logprobs is not None
         return CompletionOutput(
             self._index,
             self._text,
             tuple(self._tokens),
-            logprobs,
-            total,
+            tuple(self._logprobs) if scored else None,
+            self._total if scored else None,
             self.finish_reason,
             self._stop_reason,
             self._error,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,8 +104,26 @@ class RequestReader:
     def has_chat_template(self) -> bool:
         return self._tokenizer is not None and bool(self._tokenizer.chat_template)
 
-    def chat(self, messages: ChatMessages) -> PromptDict:
-        """The prompt that the model's chat template makes of a conversation."""
+    @property
+    def decoder(self) -> Tokenizer | None:
+        """What text is made with; None: the model has no tokenizer."""
+        return text_decoder(self._tokenizer)
+
+    def chat(
+        self,
+        messages: ChatMessages,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_arguments: Mapping[str, Any] | None = None,
+        special: bool = False,
+    ) -> PromptDict:
+        """The prompt that the model's chat template makes of a conversation.
+
+        continue_final_message: the last message is left open, for the model to go on with it.
+        template_arguments: names that this template knows. special: add what the tokenizer puts
+        around any text (most templates write it themselves).
+        """
         tokenizer = self._tokenizer
         if tokenizer is None or not self.has_chat_template:
             raise RequestError("this model has no chat template: use generate with a plain prompt")
@@ -116,16 +135,29 @@ class RequestReader:
         if not messages:
             raise RequestError("the conversation is empty: give at least one message")
         plain = [_plain_message(message) for message in messages]
+        arguments = dict(template_arguments or {})
+        reserved = inspect.signature(tokenizer.apply_chat_template).parameters.keys()
+        if taken := reserved & arguments.keys():
+            raise RequestError(f"{min(taken)!r} is no argument of a chat template: leave it out")
         try:
             text = str(
-                tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+                tokenizer.apply_chat_template(
+                    plain,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    **arguments,
+                )
             )
         except Exception as error:  # the template is a program that came with the model
             raise RequestError(f"the chat template refuses these messages: {error}") from error
-        return {"prompt": text, "prompt_token_ids": self._encode(text, special=False)}
+        return {"prompt": text, "prompt_token_ids": self.encode(text, special=special)}
 
-    def tokens(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
-        """Text, where given, and token ids of a prompt; the ids are not checked yet."""
+    def tokens(self, prompt: Prompt, *, special: bool = True) -> tuple[str | None, tuple[int, ...]]:
+        """Text, where given, and token ids of a prompt; the ids are not checked yet.
+
+        special: add to a text what the tokenizer puts around any text, such as a BOS token.
+        """
         if isinstance(prompt, str):
             prompt = {"prompt": prompt}
         if isinstance(prompt, Mapping):
@@ -146,10 +178,11 @@ class RequestReader:
         if ids is None:
             if not text:
                 raise RequestError("the prompt is empty: give at least one character")
-            return text, self._encode(text, special=True)
+            return text, self.encode(text, special=special)
         return text, _plain_ids(ids)
 
-    def _encode(self, text: str, special: bool) -> tuple[int, ...]:
+    def encode(self, text: str, *, special: bool) -> tuple[int, ...]:
+        """Token ids of a text. RequestError: it is not valid Unicode, or there is no tokenizer."""
         if self._tokenizer is None:
             raise RequestError(
                 "this model has no tokenizer: put tokenizer.json into its folder, or give "
@@ -161,6 +194,17 @@ class RequestReader:
             raise RequestError(f"the prompt is not valid Unicode: {error}") from None
         encoded = self._tokenizer(text, add_special_tokens=special, verbose=False)
         return tuple(encoded["input_ids"])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens too. RequestError: an id is none, or no tokenizer."""
+        decoder = self.decoder
+        if decoder is None:
+            raise RequestError("this model has no tokenizer: put tokenizer.json into its folder")
+        size = decoder.get_vocab_size()
+        for token in ids:
+            if not 0 <= token < size:
+                raise RequestError(f"token id {token} is outside the vocabulary [0, {size})")
+        return str(decoder.decode(list(ids), skip_special_tokens=False))
 
 
 def read_prefixes(

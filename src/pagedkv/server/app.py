@@ -8,7 +8,7 @@ from pagedkv.server import dashboard, health
 from pagedkv.server.async_engine import AsyncEngine
 from pagedkv.server.authentication import KeyMiddleware
 from pagedkv.server.keys import NO_KEYS, KeyRing
-from pagedkv.server.openai import completions
+from pagedkv.server.openai import router as openai
 from pagedkv.server.openai.errors import add_error_handlers
 
 
@@ -17,7 +17,7 @@ def create_app(engine: AsyncEngine, models: tuple[str, ...], keys: KeyRing = NO_
     app = FastAPI(title="pagedkv", docs_url=None, redoc_url=None)
     add_error_handlers(app)
     app.include_router(health.router(engine))
-    app.include_router(completions.router(engine, models))
+    app.include_router(openai.router(engine, models))
     app.include_router(dashboard.router(engine, models[0]))
     app.add_middleware(KeyMiddleware, ring=keys)
     return app

@@ -2,84 +2,190 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import time
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
 
-from fastapi import APIRouter
-from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict
+from fastapi import APIRouter, Request, Response
+from pydantic import Field, WithJsonSchema
 
+from pagedkv.engine.output import CompletionOutput, RequestOutput
+from pagedkv.engine.requests import Prepared, PromptDict, RequestReader
 from pagedkv.errors import RequestError
-from pagedkv.scheduling.params import SamplingParams
-from pagedkv.server.async_engine import AsyncEngine, Stream
+from pagedkv.scheduling.params import MAX_LOGPROBS
+from pagedkv.server.openai.answers import Sent
+from pagedkv.server.openai.api import Api, Call, answer
+from pagedkv.server.openai.errors import FieldError
+from pagedkv.server.openai.parameters import Params, prepare, sampling
+from pagedkv.server.openai.protocol import (
+    MAX_PROMPTS,
+    Generation,
+    Refused,
+    described,
+    read_body,
+)
+from pagedkv.server.openai.words import Scores
+
+_TEXT = {"type": "string", "minLength": 1}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_MANY = {"minItems": 1, "maxItems": MAX_PROMPTS}
+_PROMPT = {
+    "anyOf": [
+        _TEXT,
+        {"type": "array", "items": _TEXT, **_MANY},
+        _IDS,
+        {"type": "array", "items": _IDS, **_MANY},
+    ]
+}
 
 
-class CompletionRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class CompletionRequest(Generation):
+    prompt: Annotated[Any, WithJsonSchema(_PROMPT)]
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    best_of: int | None = None
+    suffix: Refused = None
+    prompt_embeds: Refused = None
 
-    model: str
-    prompt: str
-    max_tokens: int = 16
-    temperature: float = 1.0
-    stream: bool = False
+
+class CompletionForm:
+    """A choice is text. scores: None where no log-probabilities are wanted; echoes: the text to
+    begin with, of each prompt; n: samples of each."""
+
+    object = chunk_object = "text_completion"
+
+    def __init__(
+        self, body: CompletionRequest, scores: Scores, n: int, echoes: Sequence[str] | None
+    ) -> None:
+        self._body, self._scores, self._n, self._echoes = body, scores, n, echoes
+
+    def choice(self, index: int, output: RequestOutput, sample: CompletionOutput) -> dict[str, Any]:
+        (choice,) = self.pieces(index, output, sample, Sent())
+        if self._body.prompt_logprobs is not None and output.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = self._scores.prompt(output.prompt_logprobs)
+        return choice
+
+    def pieces(
+        self, index: int, output: RequestOutput, sample: CompletionOutput, sent: Sent
+    ) -> Iterable[dict[str, Any]]:
+        text, body = sample.text[sent.chars :], self._body
+        begins = not sent.begun and bool(sample.token_ids)
+        if not (text or sample.finished or (begins and self._echoes is not None)):
+            return ()
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": sample.finish_reason,
+        }
+        echoed = self._echoes is not None and not sent.begun
+        if echoed and self._echoes is not None:
+            choice["text"] = self._echoes[index // self._n] + text
+        if sample.logprobs is not None:
+            tokens: Sequence[int] = sample.token_ids[sent.tokens :]
+            entries: Sequence[Any] = sample.logprobs[sent.tokens :]
+            if echoed and output.prompt_logprobs is not None:
+                tokens = (*output.prompt_token_ids, *tokens)
+                entries = (*output.prompt_logprobs, *entries)
+            choice["logprobs"] = self._scores.completion(tokens, entries, sent.offsets)
+        if body.return_token_ids:
+            choice["token_ids"] = sample.token_ids[sent.tokens :]
+            if not sent.begun:
+                choice["prompt_token_ids"] = output.prompt_token_ids
+        if sample.finished:
+            choice["stop_reason"] = sample.stop_reason
+            if sample.error is not None:
+                choice["error"] = sample.error
+        sent.begun = True
+        sent.chars, sent.tokens = len(sample.text), len(sample.token_ids)
+        return (choice,)
+
+    def extras(self, outputs: Mapping[int, RequestOutput]) -> dict[str, Any]:
+        return {}
 
 
-def router(engine: AsyncEngine, models: tuple[str, ...]) -> APIRouter:
+def router(api: Api) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/v1/completions", response_model=None)
-    async def completions(body: CompletionRequest) -> Any:
-        if body.model not in models:
-            raise RequestError(f"the model {body.model!r} is not served: there is {models[0]!r}")
-        params = SamplingParams(max_tokens=body.max_tokens, temperature=body.temperature)
-        request_id = engine.new_id("cmpl")
-        prepared = await asyncio.to_thread(
-            engine.front.reader.read, request_id, body.prompt, params, arrival=engine.clock()
+    @routes.post("/v1/completions", openapi_extra=described(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        arrival = api.engine.clock()
+        body = await read_body(request, CompletionRequest)
+        call = Call.of(request, arrival, body)
+        params = _params(body)
+        return await answer(
+            api, call, body, "cmpl", lambda: _read(api, call, body, params), silent=_silent(body)
         )
-        stream = engine.submit(prepared)
-        created = int(time.time())
-        if body.stream:
-            events = _events(engine, stream, body.model, created)
-            return StreamingResponse(events, media_type="text/event-stream")
-        async for output in stream:
-            newest = output
-        sample = newest.outputs[0]
-        choice = {"index": 0, "text": sample.text, "finish_reason": sample.finish_reason}
-        return {
-            "id": request_id,
-            "object": "text_completion",
-            "created": created,
-            "model": body.model,
-            "choices": [choice],
-        }
 
     return routes
 
 
-async def _events(
-    engine: AsyncEngine, stream: Stream, model: str, created: int
-) -> AsyncIterator[str]:
-    sent = 0
-    try:
-        async for output in stream:
-            sample = output.outputs[0]
-            choice = {
-                "index": 0,
-                "text": sample.text[sent:],
-                "finish_reason": sample.finish_reason,
-            }
-            sent = len(sample.text)
-            chunk = {
-                "id": stream.request_id,
-                "object": "text_completion",
-                "created": created,
-                "model": model,
-                "choices": [choice],
-            }
-            yield f"data: {json.dumps(chunk)}\n\n"
-        yield "data: [DONE]\n\n"
-    finally:
-        engine.cancel(stream)
+def _silent(body: CompletionRequest) -> bool:
+    """The prompt alone is wanted. The engine draws a token that is not shown."""
+    return body.max_tokens == 0 and bool(body.echo)
+
+
+def _params(body: CompletionRequest) -> Params:
+    """FieldError, RequestError: a field is wrong, or does not go with another."""
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise FieldError("best_of other than n is not implemented: leave it out", "best_of")
+    if body.stream and body.prompt_logprobs is not None:
+        raise FieldError("prompt_logprobs are not streamed: leave out stream", "prompt_logprobs")
+    most = 16 if body.max_tokens is None else 1 if _silent(body) else body.max_tokens
+    scored = body.logprobs if body.echo else None
+    if scored is not None and body.prompt_logprobs is not None:
+        scored = max(scored, body.prompt_logprobs)
+    return sampling(body, most, body.logprobs, scored)
+
+
+def _read(
+    api: Api, call: Call, body: CompletionRequest, params: Params
+) -> tuple[list[Prepared], CompletionForm]:
+    reader = api.engine.front.reader
+    prompts = _prompts(reader, body)
+    prepared = []
+    for i, prompt in enumerate(prompts):
+        try:
+            prepared.append(
+                prepare(
+                    reader,
+                    api.engine.new_id(f"cmpl-{call.id}"),
+                    prompt,
+                    params,
+                    body,
+                    max_model_len=api.engine.facts.config.max_model_len,
+                    arrival=call.arrival,
+                    tenant=call.tenant,
+                )
+            )
+        except RequestError as error:
+            if len(prompts) == 1:
+                raise
+            raise FieldError(f"prompt {i}: {error}", "prompt") from error
+    echoes = None
+    if body.echo:
+        echoes = [r.prompt or reader.decode(r.add.prompt) for r in prepared]
+    scores = Scores(api.words, as_ids=bool(body.return_tokens_as_token_ids), top=body.logprobs or 0)
+    return prepared, CompletionForm(body, scores, body.n or 1, echoes)
+
+
+def _prompts(reader: RequestReader, body: CompletionRequest) -> list[PromptDict]:
+    """Text, texts, token ids, or lists of them, as prompts with token ids."""
+    prompt, special = body.prompt, body.add_special_tokens is not False
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        given = prompt
+    else:
+        given = [prompt]
+    if len(given) > MAX_PROMPTS:
+        raise FieldError(f"prompt has {len(given)} prompts: give at most {MAX_PROMPTS}", "prompt")
+    found: list[PromptDict] = []
+    for i, one in enumerate(given):
+        if isinstance(one, str):
+            _, ids = reader.tokens(one, special=special)
+            found.append({"prompt": one, "prompt_token_ids": ids})
+        elif isinstance(one, list) and one:
+            found.append({"prompt_token_ids": one})
+        else:
+            raise FieldError(
+                f"prompt {i} is empty, or neither text nor a list of token ids", "prompt"
+            )
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -11,10 +12,53 @@ from starlette.exceptions import HTTPException
 
 from pagedkv.errors import EngineDeadError, OverloadError, RequestError
 
+# Errors of the engine begin with the field that is wrong: "top_p=2.0 is not valid".
+_FIELD = re.compile(r"(\w+)=")
+
+
+class FieldError(RequestError):
+    """`param`: the field of the body that is wrong."""
+
+    def __init__(self, message: str, param: str | None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class UnknownModelError(RequestError):
+    """A model that this server does not have."""
+
+
+class FailedAnswer(Exception):
+    """A request ended without an answer. `status`: of HTTP; `kind`: what went wrong, a word."""
+
+    def __init__(self, message: str, status: int, kind: str) -> None:
+        super().__init__(message)
+        self.status, self.kind = status, kind
+
 
 def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> Any:
     """The body of an answer that is an error."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def request_error(error: RequestError) -> tuple[int, Any]:
+    """Status and body for what a client has asked for and cannot have."""
+    if isinstance(error, OverloadError):
+        return 429, error_body(str(error), "rate_limit_error")
+    if isinstance(error, UnknownModelError):
+        return 404, error_body(str(error), "invalid_request_error", "model", "model_not_found")
+    named = _FIELD.match(str(error))
+    param = error.param if isinstance(error, FieldError) else named and named[1]
+    return 400, error_body(str(error), "invalid_request_error", param)
+
+
+def server_error(error: Exception) -> tuple[int, Any]:
+    """Status and body for what is not the client's fault."""
+    if isinstance(error, FailedAnswer):
+        return error.status, error_body(str(error), "server_error", code=error.kind)
+    if isinstance(error, EngineDeadError):
+        return 500, error_body(str(error), "server_error", code="engine_dead")
+    return 500, error_body("an error of the server, see its log", "server_error")
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -34,10 +78,11 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestError)
     async def request(_: Request, error: RequestError) -> JSONResponse:
-        if isinstance(error, OverloadError):
-            return JSONResponse(error_body(str(error), "rate_limit_error"), 429)
-        return JSONResponse(error_body(str(error), "invalid_request_error"), 400)
+        status, body = request_error(error)
+        return JSONResponse(body, status)
 
     @app.exception_handler(EngineDeadError)
-    async def dead(_: Request, error: EngineDeadError) -> JSONResponse:
-        return JSONResponse(error_body(str(error), "server_error"), 500)
+    @app.exception_handler(FailedAnswer)
+    async def failed(_: Request, error: Exception) -> JSONResponse:
+        status, body = server_error(error)
+        return JSONResponse(body, status)

@@ -1,0 +1,113 @@
+"""What the endpoints share: the engine, the names it answers to, ids, and the way of an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import msgspec
+from fastapi import Request, Response
+
+from pagedkv.engine.requests import Prepared
+from pagedkv.server.async_engine import AsyncEngine
+from pagedkv.server.authentication import tenant_of
+from pagedkv.server.openai.answers import Answer, Form
+from pagedkv.server.openai.errors import FieldError, UnknownModelError
+from pagedkv.server.openai.protocol import MAX_ID_CHARS, Generation
+from pagedkv.server.openai.running import Running
+from pagedkv.server.openai.sse import EventStream
+from pagedkv.server.openai.words import Words
+
+ID_HEADER = "X-Request-Id"
+_ID = re.compile(rf"[!-~]{{1,{MAX_ID_CHARS}}}")
+
+
+@dataclass(frozen=True)
+class Api:
+    """engine: has been started. models: names it answers to, the first one by default."""
+
+    engine: AsyncEngine
+    models: tuple[str, ...]
+
+    @cached_property
+    def words(self) -> Words:
+        return Words(self.engine.front.reader.decoder)
+
+    def model(self, name: str | None) -> str:
+        """The name to answer under. UnknownModelError."""
+        if name is None:
+            return self.models[0]
+        if name not in self.models:
+            served = ", ".join(repr(model) for model in self.models)
+            raise UnknownModelError(f"the model {name!r:.200} is not served: there is {served}")
+        return name
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request for text. `id`: the client's own, or drawn; `arrival` on the engine's clock."""
+
+    id: str
+    arrival: float
+    created: int
+    tenant: str
+
+    @classmethod
+    def of(cls, request: Request, arrival: float, body: Generation) -> Call:
+        """FieldError: the client's id is none."""
+        given = body.request_id or request.headers.get(ID_HEADER) or uuid.uuid4().hex
+        if not _ID.fullmatch(given):
+            raise FieldError(
+                f"{ID_HEADER}={given!r:.200} must be 1 to {MAX_ID_CHARS} visible ASCII characters",
+                "request_id",
+            )
+        return cls(given, arrival, int(time.time()), tenant_of(request))
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {ID_HEADER: self.id}
+
+
+async def answer(
+    api: Api,
+    call: Call,
+    body: Generation,
+    prefix: str,
+    read: Callable[[], tuple[Sequence[Prepared], Form]],
+    *,
+    silent: bool = False,
+) -> Response:
+    """Starts what `read` gives, in a thread since it tokenises, and answers in its form."""
+    model = api.model(body.model)
+    options = body.stream_options
+    if options is not None and not body.stream:
+        raise FieldError("stream_options needs stream=true", "stream_options")
+    prepared, form = await asyncio.to_thread(read)
+    running = Running(api.engine, prepared)
+    written = Answer(
+        running,
+        form,
+        id=f"{prefix}-{call.id}",
+        model=model,
+        created=call.created,
+        n=body.n or 1,
+        silent=silent,
+        include_usage=bool(options and options.include_usage),
+        continuous_usage=bool(options and options.continuous_usage_stats),
+    )
+    if body.stream:
+        return EventStream(written, call.headers)
+    try:
+        return json_response(await written.whole(), call.headers)
+    finally:
+        written.close()
+
+
+def json_response(value: Any, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), headers=headers, media_type="application/json")

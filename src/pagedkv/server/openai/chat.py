@@ -1,0 +1,150 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from pagedkv.engine.output import CompletionOutput, RequestOutput
+from pagedkv.engine.requests import Prepared
+from pagedkv.scheduling.params import MAX_LOGPROBS
+from pagedkv.server.openai.answers import Sent
+from pagedkv.server.openai.api import Api, Call, answer
+from pagedkv.server.openai.errors import FieldError
+from pagedkv.server.openai.parameters import Params, prepare, sampling
+from pagedkv.server.openai.protocol import Generation, Refused, Whole, described, read_body
+from pagedkv.server.openai.words import Scores
+
+Messages = Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)]
+
+
+class ChatRequest(Generation):
+    messages: Messages
+    max_completion_tokens: Whole | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    # Accepted: they change nothing for models that know nothing of them.
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    parallel_tool_calls: Any = None
+    prediction: Any = None
+    # Not implemented.
+    tools: Refused = None
+    tool_choice: Refused = None
+    functions: Refused = None
+    function_call: Refused = None
+    modalities: Refused = None
+    audio: Refused = None
+    web_search_options: Refused = None
+    chat_template: Refused = None
+    documents: Refused = None
+
+
+class ChatForm:
+    """A choice is a message of the assistant."""
+
+    object, chunk_object = "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, body: ChatRequest, scores: Scores) -> None:
+        self._body, self._scores = body, scores
+
+    def choice(self, index: int, output: RequestOutput, sample: CompletionOutput) -> dict[str, Any]:
+        message = {"role": "assistant", "content": sample.text, "refusal": None}
+        return {"index": index, "message": message, **self._rest(sample, 0)}
+
+    def pieces(
+        self, index: int, output: RequestOutput, sample: CompletionOutput, sent: Sent
+    ) -> Iterable[dict[str, Any]]:
+        if not sent.begun and (sample.token_ids or sample.finished):
+            sent.begun = True
+            delta = {"role": "assistant", "content": ""}
+            yield {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        text = sample.text[sent.chars :]
+        if text or sample.finished:
+            delta = {"content": text} if text else {}
+            yield {"index": index, "delta": delta, **self._rest(sample, sent.tokens)}
+            sent.chars, sent.tokens = len(sample.text), len(sample.token_ids)
+
+    def _rest(self, sample: CompletionOutput, begin: int) -> dict[str, Any]:
+        """Beside the text: of the tokens from `begin` on."""
+        rest: dict[str, Any] = {"logprobs": None, "finish_reason": sample.finish_reason}
+        if sample.logprobs is not None:
+            tokens = sample.token_ids[begin:]
+            rest["logprobs"] = self._scores.chat(tokens, sample.logprobs[begin:])
+        if self._body.return_token_ids:
+            rest["token_ids"] = sample.token_ids[begin:]
+        if sample.finished:
+            rest["stop_reason"] = sample.stop_reason
+            if sample.error is not None:
+                rest["error"] = sample.error
+        return rest
+
+    def extras(self, outputs: Mapping[int, RequestOutput]) -> dict[str, Any]:
+        output, extras = outputs[0], dict[str, Any]()
+        if output.prompt_logprobs is not None:
+            extras["prompt_logprobs"] = self._scores.prompt(output.prompt_logprobs)
+        if self._body.return_token_ids:
+            extras["prompt_token_ids"] = output.prompt_token_ids
+        return extras
+
+
+def router(api: Api) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/v1/chat/completions", openapi_extra=described(ChatRequest))
+    async def chat_completions(request: Request) -> Response:
+        arrival = api.engine.clock()
+        body = await read_body(request, ChatRequest)
+        call = Call.of(request, arrival, body)
+        params = _params(body)
+        return await answer(api, call, body, "chatcmpl", lambda: _read(api, call, body, params))
+
+    return routes
+
+
+def _params(body: ChatRequest) -> Params:
+    """FieldError, RequestError: a field is wrong, or does not go with another."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise FieldError("top_logprobs needs logprobs=true", "top_logprobs")
+    if body.stream and body.prompt_logprobs is not None:
+        raise FieldError("prompt_logprobs are not streamed: leave out stream", "prompt_logprobs")
+    most = body.max_completion_tokens
+    if most is None:
+        most = body.max_tokens
+    return sampling(body, most, (body.top_logprobs or 0) if body.logprobs else None)
+
+
+def _read(
+    api: Api, call: Call, body: ChatRequest, params: Params
+) -> tuple[list[Prepared], ChatForm]:
+    reader, continues = api.engine.front.reader, bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        raise FieldError(
+            "continue_final_message does not go with add_generation_prompt",
+            "continue_final_message",
+        )
+    prompt = reader.chat(
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt is not False and not continues,
+        continue_final_message=continues,
+        template_arguments=body.chat_template_kwargs,
+        special=bool(body.add_special_tokens),
+    )
+    prepared = prepare(
+        reader,
+        api.engine.new_id(f"chatcmpl-{call.id}"),
+        prompt,
+        params,
+        body,
+        max_model_len=api.engine.facts.config.max_model_len,
+        arrival=call.arrival,
+        tenant=call.tenant,
+    )
+    as_ids = bool(body.return_tokens_as_token_ids)
+    return [prepared], ChatForm(body, Scores(api.words, as_ids=as_ids, top=body.top_logprobs or 0))

@@ -1,0 +1,81 @@
+"""POST /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from pagedkv.errors import RequestError
+from pagedkv.server.openai.api import Api, json_response
+from pagedkv.server.openai.chat import Messages
+from pagedkv.server.openai.errors import FieldError
+from pagedkv.server.openai.protocol import Body, Tokens, described, read_body
+
+
+class TokenizeRequest(Body):
+    """`prompt` or `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Body):
+    model: str | None = None
+    tokens: Tokens
+
+
+def router(api: Api) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/tokenize", openapi_extra=described(TokenizeRequest))
+    async def tokenize(request: Request) -> Response:
+        body = await read_body(request, TokenizeRequest)
+        api.model(body.model)
+        ids = await asyncio.to_thread(_ids, api, body)
+        return json_response(
+            {
+                "count": len(ids),
+                "max_model_len": api.engine.facts.config.max_model_len,
+                "tokens": ids,
+                "token_strs": [api.words[i][0] for i in ids] if body.return_token_strs else None,
+            }
+        )
+
+    @routes.post("/detokenize", openapi_extra=described(DetokenizeRequest))
+    async def detokenize(request: Request) -> Response:
+        body = await read_body(request, DetokenizeRequest)
+        api.model(body.model)
+        text = await asyncio.to_thread(api.engine.front.reader.decode, body.tokens)
+        return json_response({"prompt": text})
+
+    return routes
+
+
+def _ids(api: Api, body: TokenizeRequest) -> tuple[int, ...]:
+    reader = api.engine.front.reader
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("give either prompt or messages")
+    if body.prompt is not None:
+        return reader.encode(body.prompt, special=body.add_special_tokens is not False)
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        raise FieldError(
+            "continue_final_message does not go with add_generation_prompt",
+            "continue_final_message",
+        )
+    prompt = reader.chat(
+        body.messages or [],
+        add_generation_prompt=body.add_generation_prompt is not False and not continues,
+        continue_final_message=continues,
+        template_arguments=body.chat_template_kwargs,
+        special=bool(body.add_special_tokens),
+    )
+    return tuple(prompt["prompt_token_ids"])

@@ -8,14 +8,14 @@ _GRAMMAR = "engine/test_grammar.py::test_"
 
 MUTANTS = (
     Mutant(
-        "a matcher is kept by its form alone",
+        "a matcher goes to any sample",
         ("isolation",),
         "engine/grammar.py",
-        "            key = form, output + np.int32(token).tobytes()\n",
-        "            key = form, output\n",
+        "kept = self._before.get(key)",
+        "kept = next(iter(self._before.values()), None)",
         (
-            _GRAMMAR + "a_kept_matcher_and_a_new_one_give_the_same_masks",
             _GRAMMAR + "a_matcher_is_for_the_output_that_it_has_read",
+            _GRAMMAR + "a_crowd_under_pressure_draws_what_each_draws_alone",
         ),
     ),
     Mutant(

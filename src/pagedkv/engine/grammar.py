@@ -189,6 +189,7 @@ def _limits() -> LLParserLimits:
 
     return LLParserLimits(
         max_lexer_states=50_000,  # of 1 to 2 kB each
+        initial_lexer_fuel=200_000,  # a fifth of the usual
         precompute_large_lexemes=False,  # seconds, over a large vocabulary
         verbose_errors=False,
     )

@@ -55,6 +55,7 @@ ROOMS = (
     "simulation",
     "engine",
     "server",
+    "loadtest",
     "attention",
     "properties",
     "models",

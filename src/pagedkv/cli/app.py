@@ -12,6 +12,7 @@ import typer
 
 from pagedkv import __version__
 from pagedkv.cli.bench import block_size
+from pagedkv.cli.bench_serve import serve as bench_serve
 from pagedkv.cli.explain import explain
 from pagedkv.cli.generate import generate
 from pagedkv.cli.key import new
@@ -40,6 +41,13 @@ _FLAGS = MappingProxyType(
         "repetition_penalty": "--repetition-penalty",
         "top_k": "--top-k",
         "top_p": "--top-p",
+        "input_len": "--input-len",
+        "output_len": "--output-len",
+        "range_ratio": "--random-range-ratio",
+        "prefix_len": "--prefix-repetition-prefix-len",
+        "suffix_len": "--prefix-repetition-suffix-len",
+        "num_prefixes": "--prefix-repetition-num-prefixes",
+        "request_rate": "--request-rate",
         "host_memory": "--host-tier",
         "disk_folder": "--disk-tier",
         "disk_memory": "--disk-tier-size",
@@ -90,6 +98,7 @@ def invoke(args: list[str]) -> int:
     app.add_typer(simulate, name="simulate")
     bench = typer.Typer(help="What a setting costs on this machine.")
     bench.command("block-size")(block_size)
+    bench.command("serve")(bench_serve)
     app.add_typer(bench, name="bench")
     key = typer.Typer(help="API keys of the server.")
     key.callback()(lambda: None)  # a group although it has one command

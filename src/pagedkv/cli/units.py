@@ -1,6 +1,9 @@
-"""Seconds and bytes with the unit that fits."""
+"""Seconds and bytes with the unit that fits, and counts as people write them."""
 
 from __future__ import annotations
+
+import re
+from decimal import Decimal
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -16,3 +19,19 @@ def format_size(value: float) -> str:
     while value >= 1024 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1
     return f"{value:.4g} {_UNITS[unit]}"
+
+
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)")
+
+
+def read_count(text: str) -> int:
+    """A whole number: "1k" is 1000, "25.6k" 25600, "1K" 1024. ValueError for anything else."""
+    match = _COUNT.fullmatch(str(text).strip())
+    if match is None:
+        raise ValueError(f"{str(text)[:40]!r} is no whole number, such as 500, 1k or 25.6k")
+    digits, unit = match[1], match[2]
+    power = "kmgt".index(unit.lower()) + 1 if unit else 0
+    value = Decimal(digits) * (1024 if unit.isupper() else 1000) ** power
+    if value != int(value) or (unit.isupper() and "." in digits):
+        raise ValueError(f"{text!r} is no whole number: K, M, G and T take whole numbers only")
+    return int(value)

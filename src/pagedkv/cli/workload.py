@@ -43,7 +43,7 @@ class Invented:
         return invent(
             num_requests,
             rates or (2.0 if self.rate is None else self.rate),
-            _arrivals(self.arrivals or "poisson"),
+            read_arrivals(self.arrivals or "poisson"),
             self._lengths(),
             self.seed or 0,
         )
@@ -85,7 +85,8 @@ def find_trace(path: Path) -> Path:
     return path
 
 
-def _arrivals(text: str) -> Arrivals:
+def read_arrivals(text: str) -> Arrivals:
+    """poisson, gamma:CV or bursts:ON,OFF. ConfigError for anything else."""
     name, _, rest = text.partition(":")
     try:
         numbers = [float(item) for item in rest.split(",")] if rest else []

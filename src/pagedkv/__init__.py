@@ -62,6 +62,7 @@ _EXTRAS = MappingProxyType(
         "safetensors": "engine",
         "gguf": "engine",
         "huggingface_hub": "engine",
+        "threadpoolctl": "engine",
         "typer": "engine",
         "rich": "engine",
         "fastapi": "server",

@@ -5,27 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from machine_trees import GIB, lay_out, meminfo
 
 from pagedkv.engine.machine import machine_memory, num_threads
 from pagedkv.errors import ConfigError
 
-GIB = 1024**3
 V1_NONE = 9223372036854771712
-
-
-def lay_out(root: Path, files: dict[str, object]) -> Path:
-    for name, content in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{content}\n")
-    return root
-
-
-def meminfo(total: int, available: int | None = None) -> str:
-    lines = [f"MemTotal:       {total // 1024} kB", "MemFree:  1 kB"]
-    if available is not None:
-        lines.append(f"MemAvailable:   {available // 1024} kB")
-    return "\n".join(lines)
 
 
 def test_without_control_groups_the_hosts_figures_hold(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import typer
 from pagedkv import __version__
 from pagedkv.cli.bench import block_size
 from pagedkv.cli.bench_serve import serve as bench_serve
+from pagedkv.cli.doctor import doctor
 from pagedkv.cli.explain import explain
 from pagedkv.cli.generate import generate
 from pagedkv.cli.key import new
@@ -90,6 +91,7 @@ def invoke(args: list[str]) -> int:
     app.command()(explain)
     app.command("replay")(replay_log)
     app.command()(plan)
+    app.command()(doctor)
     simulate = typer.Typer(help="What a trace of requests would have made of a pool.")
     for command in (cache, memory, allocators):
         simulate.command()(command)

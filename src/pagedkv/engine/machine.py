@@ -33,7 +33,7 @@ def machine_memory(root: Path = ROOT) -> MachineMemory:
     larger than the host (v1 writes 9223372036854771712 for none) limits nothing.
     Raises ConfigError when the host does not say how much memory it has.
     """
-    host = _fields(root / "proc/meminfo")
+    host = read_fields(root / "proc/meminfo")
     if "MemTotal" not in host:
         raise ConfigError(
             f"{root / 'proc/meminfo'} does not give MemTotal, so the pool cannot be sized: "
@@ -47,7 +47,7 @@ def machine_memory(root: Path = ROOT) -> MachineMemory:
             continue
         limit = min(limit, group_limit)
         used = _number(folder / names.usage) or 0
-        droppable = _fields(folder / "memory.stat").get(names.droppable, 0)
+        droppable = read_fields(folder / "memory.stat").get(names.droppable, 0)
         available = min(available, max(0, group_limit - max(0, used - droppable)))
     return MachineMemory(limit, min(limit, available))
 
@@ -66,9 +66,19 @@ def num_threads(
         if not override.isdecimal() or int(override) < 1:
             raise ConfigError(f"{THREADS_VARIABLE}={override!r} must be a positive integer")
         return int(override)
+    return granted_threads(root, affinity)
+
+
+def granted_threads(root: Path = ROOT, affinity: frozenset[int] | None = None) -> int:
+    """Threads that the affinity mask and the CPU quotas around us have room for."""
     if affinity is None:
         affinity = frozenset(os.sched_getaffinity(0))
     return min([len(affinity), *map(math.ceil, _cpu_quotas(root))])
+
+
+def cpu_quota(root: Path = ROOT) -> float | None:
+    """Processors that our control groups grant; None: as many as there are."""
+    return min(_cpu_quotas(root), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +102,7 @@ def _memory_groups(root: Path) -> Iterator[tuple[Path, _MemoryFiles]]:
 def _cpu_quotas(root: Path) -> Iterator[float]:
     """Processors that each control group around us grants; groups without a quota are left out."""
     for folder in _groups(root, ""):
-        quota, _, period = _text(folder / "cpu.max").partition(" ")
+        quota, _, period = read_text(folder / "cpu.max").partition(" ")
         if quota.isdecimal() and period.isdecimal() and int(period):
             yield int(quota) / int(period)
     for folder in _groups(root, "cpu"):
@@ -108,7 +118,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
     Inside a container the path in /proc/self/cgroup may be the host's; the folders that are not
     there are of no harm, and the mount's top, which is the container's own group, comes last.
     """
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controller not in controllers.split(","):
             continue
@@ -119,7 +129,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
                 yield root / "sys/fs/cgroup" / mount / part
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Content of a file, "" if it cannot be read."""
     try:
         return path.read_text().strip()
@@ -128,14 +138,14 @@ def _text(path: Path) -> str:
 
 
 def _number(path: Path) -> int | None:
-    text = _text(path)
+    text = read_text(path)
     return int(text) if text.removeprefix("-").isdecimal() else None
 
 
-def _fields(path: Path) -> dict[str, int]:
+def read_fields(path: Path) -> dict[str, int]:
     """Files of lines such as "name 12" or "name: 12 kB"."""
     fields = {}
-    for line in _text(path).splitlines():
+    for line in read_text(path).splitlines():
         words = line.split()
         if len(words) >= 2 and words[1].isdecimal():
             fields[words[0].rstrip(":")] = int(words[1])

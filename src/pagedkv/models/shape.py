@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pagedkv.errors import ModelError
+from pagedkv.models.checkpoint import INDEX_FILE, SINGLE_FILE, read_headers
 from pagedkv.models.config import read_json
 from pagedkv.models.embedded import EMBEDDED_MODEL, find_gguf
 from pagedkv.models.loader import HUB_ID
@@ -26,6 +27,7 @@ class ShapeFacts:
     head_dim: int
     dtype: str | None  # of the checkpoint, where it says so
     parameters: int | None  # where the file lists its tensors
+    max_model_len: int | None = None  # tokens that the model was trained for, where it says so
 
 
 def read_shape(name_or_path: str) -> ShapeFacts:
@@ -56,6 +58,16 @@ def read_shape(name_or_path: str) -> ShapeFacts:
         raise ModelError(f"config.json of {name_or_path!r} cannot be downloaded: {why}") from error
 
 
+def count_parameters(folder: Path) -> int | None:
+    """Elements of all tensors in the weight files of a folder, by their headers; None: no files.
+
+    ModelError: they are damaged.
+    """
+    if not any((folder / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
+        return None
+    return sum(tensor.size for tensor in read_headers(folder).values())
+
+
 def _from_config(path: Path) -> ShapeFacts:
     config = read_json(path)
     config = config.get("text_config", config)
@@ -69,7 +81,9 @@ def _from_config(path: Path) -> ShapeFacts:
         head_dim = _count(config, "hidden_size", path) // heads
     dtype = config.get("dtype") or config.get("torch_dtype")
     layers = _count(config, "num_hidden_layers", path)
-    return ShapeFacts(layers, heads, kv_heads, head_dim, dtype, None)
+    return ShapeFacts(
+        layers, heads, kv_heads, head_dim, dtype, None, config.get("max_position_embeddings")
+    )
 
 
 def _count(config: dict[str, Any], key: str, path: Path) -> int:
@@ -102,5 +116,11 @@ def _from_gguf(path: Path) -> ShapeFacts:
         head_dim = _count(facts, "embedding_length", path) // heads
     parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
     return ShapeFacts(
-        _count(facts, "block_count", path), heads, kv_heads, head_dim, None, parameters
+        _count(facts, "block_count", path),
+        heads,
+        kv_heads,
+        head_dim,
+        None,
+        parameters,
+        facts.get("context_length"),
     )

@@ -5,7 +5,7 @@ import { ago, element, setText, swatch } from "./format.js";
 const SVG = "http://www.w3.org/2000/svg";
 const LONGEST = 300; // seconds that are shown, once there are so many
 const SHORTEST = 60;
-const LEFT = 46;
+const LEFT = 52; // pixels
 const BOTTOM = 20;
 const TOP = 8;
 
@@ -120,7 +120,7 @@ export class TimeChart {
     for (const share of [0, 0.5, 1]) {
       const at = y(top * share);
       parts.push(draw("line", { class: "axis", x1: LEFT, x2: width, y1: at, y2: at }));
-      const place = { class: "tick", x: LEFT - 7, y: at + 4, "text-anchor": "end" };
+      const place = { class: "tick", x: LEFT - 8, y: at + 4, "text-anchor": "end" };
       parts.push(draw("text", place, this.say(top * share)));
     }
     for (const [seconds, anchor, text] of [[this.span, "start", ago(this.span)], [0, "end", "now"]]) {
@@ -148,13 +148,15 @@ export class TimeChart {
   }
 
   path(run, times, lower, upper, x, y) {
-    const clip = (at) => Math.max(LEFT, at).toFixed(1);
-    const points = run.map((i) => `${clip(x(times[i]))},${y(upper[i]).toFixed(1)}`);
-    // One point alone would not be seen.
-    if (run.length === 1) points.push(`${clip(x(times[run[0]] + 1))},${y(upper[run[0]]).toFixed(1)}`);
-    if (!this.stacked) return `M${points.join("L")}`;
-    const back = run.map((i) => `${clip(x(times[i]))},${y(lower[i]).toFixed(1)}`).reverse();
-    return `M${points.join("L")}L${back.join("L")}Z`;
+    const at = run.map((i) => Math.max(LEFT, x(times[i])));
+    if (run.length === 1) {
+      // One point alone would not be seen.
+      run = [run[0], run[0]];
+      at.unshift(Math.max(LEFT, at[0] - 3));
+    }
+    const points = (values) => run.map((i, k) => `${at[k].toFixed(1)},${y(values[i]).toFixed(1)}`);
+    if (!this.stacked) return `M${points(upper).join("L")}`;
+    return `M${points(upper).join("L")}L${points(lower).reverse().join("L")}Z`;
   }
 
   // The values under the cursor, or the last ones, go into the legend.

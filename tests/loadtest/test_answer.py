@@ -85,7 +85,11 @@ def test_an_answer_without_text_has_the_time_of_its_end() -> None:
     [
         (text("a"), "the stream was cut: it has no [DONE]"),
         (event(error={"message": "out\nof luck"}) + DONE, "the server said: out of luck"),
-        (text("a", "error") + DONE, "it ended with finish_reason 'error'"),
+        (text("a", "abort") + DONE, "it ended with 'abort'"),
+        (
+            event(choices=[{"text": "", "finish_reason": "error", "error": "why"}]) + DONE,
+            "it ended with 'error': why",
+        ),
         (b"data: {\n\n" + DONE, "an event is no JSON: b'{'"),
         (b"data: 3\n\n" + DONE, "an event is no object: b'3'"),
         (b"", "the stream was cut: it has no [DONE]"),

@@ -13,6 +13,7 @@ import typer
 from pagedkv import __version__
 from pagedkv.cli.bench import block_size
 from pagedkv.cli.bench_serve import serve as bench_serve
+from pagedkv.cli.chat import chat
 from pagedkv.cli.doctor import doctor
 from pagedkv.cli.explain import explain
 from pagedkv.cli.generate import generate
@@ -88,6 +89,7 @@ def invoke(args: list[str]) -> int:
     )
     app.command()(generate)
     app.command(context_settings=PASS_ON)(serve)
+    app.command()(chat)
     app.command()(explain)
     app.command("replay")(replay_log)
     app.command()(plan)

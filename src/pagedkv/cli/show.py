@@ -12,15 +12,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pagedkv.cli.prompts import PromptText
+from pagedkv.cli.terminal import printable
 from pagedkv.cli.usage import Usage
 from pagedkv.engine.memory import StartupReport
 from pagedkv.engine.output import RequestOutput
 from pagedkv.scheduling.tiering import TieringStats
 
 Watch = Callable[[RequestOutput], None]
-
-# Controls of ASCII and Latin-1, but for line feed and tab: a terminal would obey them.
-_CONTROLS = {c: f"\\x{c:02x}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t"}
 
 
 def stream_text() -> Watch:
@@ -30,16 +28,11 @@ def stream_text() -> Watch:
     def watch(output: RequestOutput) -> None:
         nonlocal shown
         text = output.outputs[0].text
-        sys.stdout.write(_printable(text[shown:]) + ("\n" if output.finished else ""))
+        sys.stdout.write(printable(text[shown:]) + ("\n" if output.finished else ""))
         sys.stdout.flush()
         shown = len(text)
 
     return watch
-
-
-def _printable(text: str) -> str:
-    """Text as stdout may have it: on a terminal no control character of a model's gets through."""
-    return text.translate(_CONTROLS) if sys.stdout.isatty() else text
 
 
 def progress_bar(total: int, console: Console) -> tuple[AbstractContextManager[object], Watch]:
@@ -64,8 +57,8 @@ def print_texts(outputs: Sequence[RequestOutput], prompts: Sequence[PromptText])
         for sample in output.outputs:
             if len(outputs) > 1 or len(output.outputs) > 1:
                 which = f" [{sample.index}]" if len(output.outputs) > 1 else ""
-                print(f"==> {_printable(prompt.text)}{which}")
-            print(_printable(sample.text))
+                print(f"==> {printable(prompt.text)}{which}")
+            print(printable(sample.text))
 
 
 def print_problems(

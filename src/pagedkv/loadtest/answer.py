@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,11 +32,12 @@ class Answer:
 class AnswerReader:
     """Reads a server-sent event stream of `/v1/completions` or `/v1/chat/completions`.
 
-    Feed it bytes in any pieces; `finish` says what became of the request.
+    Feed it bytes in any pieces; `finish` says what became of the request. on_text: is given the
+    text as it comes.
     """
 
-    def __init__(self) -> None:
-        self._answer = Answer()
+    def __init__(self, on_text: Callable[[str], None] = lambda text: None) -> None:
+        self._answer, self._on_text = Answer(), on_text
         self._rest = b""
         self._done = False
         self._text: list[str] = []
@@ -93,11 +95,13 @@ class AnswerReader:
             self._answer.times.append(now)
             self._num_texts += 1
             self._text.append(text)
+            self._on_text(text)
         reason = choice.get("finish_reason")
         if reason is not None:
             self._end = now
             if reason not in _ENDS:
-                self._fail(f"it ended with finish_reason {reason!r}")
+                why = choice.get("error")
+                self._fail(f"it ended with {reason!r}" + (f": {why}" if why else ""))
 
     def _fail(self, why: str) -> None:
         if self._answer.error is None:

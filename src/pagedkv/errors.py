@@ -30,6 +30,10 @@ class OverloadError(RequestError):
     """The queue is full: the same request may be accepted later. Names the bound and what waits."""
 
 
+class DrainingError(RequestError):
+    """The engine finishes what it has and takes nothing more."""
+
+
 class EngineDeadError(PagedKVError):
     """The core runs no more steps. `kind`: the name of the exception that ended it."""
 

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pagedkv.engine.output import OutputProcessor, RequestOutput
-from pagedkv.scheduling.messages import Abort, Add, Delta
+from pagedkv.scheduling.messages import Abort, Add, Delta, RequestUsage
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.step import TokenLogprobs
 
@@ -69,12 +69,17 @@ def test_stop_string_over_two_deltas_ends_the_sample_and_tells_the_loop() -> Non
     shown = front.feed("one E")
     assert shown is not None and shown.outputs[0].text == "one "
     last = front.feed("NDxyz")
-    assert last is not None and last.finished
+    assert last is not None and not last.finished
     sample = last.outputs[0]
     assert (sample.text, sample.finish_reason, sample.stop_reason) == ("one ", "stop", "END")
     assert sample.token_ids == ids("one END")  # what came after the stop string is dropped
     assert front.sent == [Abort("core", 0, reason="stop")]
-    assert front.feed("", end="stop") is None  # the loop's own farewell is nobody's business
+    taken = RequestUsage(blocks_peak=2)
+    assert front.feed("late", error="no matter") is None
+    over = front.feed("", end="stop", usage=taken)
+    assert over is not None and over.finished and over.outputs == last.outputs
+    assert over.usage == taken and over.metrics == last.metrics  # it was over when it was found
+    assert len(front.processor) == 0
 
 
 def test_stop_string_in_the_last_delta_needs_no_message() -> None:
@@ -145,8 +150,9 @@ def test_samples_end_apart_and_the_request_with_the_last() -> None:
     assert first is not None and not first.finished
     assert front.sent == [Abort("core", 1, reason="stop")]
     assert front.feed("zzz", sample=1) is None
+    assert front.feed("", sample=1, end="stop") is None
     front.feed("b", sample=0, end="length")
-    last = front.feed("c", sample=2, end="stop", stop_reason=None)
+    last = front.feed("c", sample=2, end="stop", stop_reason=None, usage=RequestUsage())
     assert last is not None and last.finished
     assert [o.text for o in last.outputs] == ["b", "a", ""]
     assert [o.index for o in last.outputs] == [0, 1, 2]

@@ -67,7 +67,8 @@ VALUES = [
         errors={3: "went wrong"},
         duration=0.1,
         shared_spans=4,
-        transfers=(Transferred(3, 2, 0.5),),
+        transfers=(Transferred(3, 2, 0.5, 1),),
+        sample_duration=0.05,
     ),
     Result(np.zeros(0, np.int32), np.zeros(1, np.int32), np.zeros(0, np.int32)),
 ]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from pagedkv.cache import BlockManager
 from pagedkv.engine.core import EngineCore
+from pagedkv.engine.status import CoreStatus, core_status
 from pagedkv.engine.toy import ToyExecutor, payload_bytes
 from pagedkv.scheduling.config import SchedulerConfig
+from pagedkv.scheduling.counters import EngineCounters
 from pagedkv.scheduling.messages import Abort, Add, Delta, StepStats
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.request import Request
@@ -37,6 +40,24 @@ def slots_in_use(manager: BlockManager, seqs: Iterable[int], copies: np.ndarray)
     return sum(filled.values())
 
 
+def numbers(counters: EngineCounters) -> list[int]:
+    """All numbers of the counters in a fixed order; tenants are last, and only ever added."""
+    flat: list[int] = []
+
+    def collect(value: object) -> None:
+        if isinstance(value, int):
+            flat.append(value)
+        elif isinstance(value, tuple):
+            for item in value:
+                collect(item)
+        elif is_dataclass(value):
+            for field in fields(value):
+                collect(getattr(value, field.name))
+
+    collect(counters)
+    return flat
+
+
 class Recorder:
     """Passes steps on and keeps them, with the blocks and slots in use while each runs."""
 
@@ -44,9 +65,14 @@ class Recorder:
         self.executor, self.scheduler = executor, scheduler
         self.steps: list[Step] = []
         self.in_use: list[tuple[int, int, int]] = []
+        # By request: most distinct blocks; most tokens with K/V, and those computed once more.
+        self.blocks_peak: dict[str, int] = {}
+        self.had: dict[str, int] = {}
+        self.again: dict[str, int] = {}
 
     def submit(self, step: Step) -> Ticket:
         self.steps.append(step)
+        self.note_requests(step)
         manager = self.scheduler.manager
         slots = slots_in_use(manager, self.scheduler.sequences, step.copies)
         unshared = sum(
@@ -55,6 +81,28 @@ class Recorder:
         )
         self.in_use.append((manager.num_held_blocks, unshared, slots))
         return self.executor.submit(step)
+
+    def note_requests(self, step: Step) -> None:
+        """What each request has while the step runs, from its tables and the rows."""
+        manager = self.scheduler.manager
+        rows = dict(
+            zip(
+                step.seqs.tolist(),
+                zip(step.query_lens.tolist(), step.context_lens.tolist(), strict=True),
+                strict=True,
+            )
+        )
+        for request in self.scheduler._roster.running:
+            seqs, name = [branch.seq for branch in request.branches], request.id
+            blocks = {block for seq in seqs for block in manager.block_table(seq).tolist()}
+            self.blocks_peak[name] = max(self.blocks_peak.get(name, 0), len(blocks))
+            for seq in seqs:
+                count, end = rows.get(seq, (0, manager.length(seq)))
+                had = self.had.get(name, 0)
+                self.had[name] = max(had, end)
+                if count:
+                    more = max(0, min(end, had) - (end - count))
+                    self.again[name] = self.again.get(name, 0) + more
 
     def collect(self, ticket: Ticket):
         return self.executor.collect(ticket)
@@ -106,6 +154,7 @@ class Run:
         self.stats: list[StepStats] = []
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.ends: dict[tuple[str, int], Delta] = {}
+        self.status: CoreStatus = core_status(self.core)
         self.sent = 0
         self.now = 0.0
 
@@ -181,11 +230,51 @@ class Run:
             self.tokens.setdefault(key, []).extend(delta.token_ids)
             if delta.finish_reason is not None:
                 self.ends[key] = delta
+                self.check_usage(delta)
                 assert self.errors_ok or delta.finish_reason != "error", delta.error
 
     # Checking
 
+    def check_usage(self, delta: Delta) -> None:
+        """The last delta of a request that was taken in says what the request has taken."""
+        assert (delta.error_type is not None) == (delta.finish_reason in ("error", "deadline"))
+        name, seen = delta.request_id, self.recorder
+        if delta.usage is None:
+            return
+        assert delta.usage.cached_tokens == delta.num_cached_tokens
+        assert delta.usage.blocks_peak == seen.blocks_peak.pop(name, 0)
+        again, _ = seen.again.pop(name, 0), seen.had.pop(name, 0)
+        if delta.sample == 0 and (name, 1) not in self.ends:
+            assert delta.usage.recomputed_tokens == again
+
+    def check_status(self) -> None:
+        """The gauges are what can be counted one by one; nothing that counts ever falls."""
+        manager, roster = self.manager, self.scheduler._roster
+        before, self.status = self.status, core_status(self.core)
+        now = self.status
+        parts = (now.blocks_free, now.blocks_cached, now.blocks_held, now.blocks_draining)
+        assert sum(parts) == now.num_blocks and min(parts) >= 0
+        assert now.blocks_shared == sum(count > 1 for count in manager.pool.counts.tolist())
+        if not any(branch.loading for branch in roster.branches):
+            none = np.zeros((0, 3), np.int32)
+            filled = slots_in_use(manager, self.scheduler.sequences, none)
+            assert now.unfilled_slots == now.blocks_held * now.block_size - filled
+        waiting = roster.waiting.requests()
+        assert now.num_waiting == len(waiting) and now.num_running == len(roster.running)
+        assert now.waiting_samples == sum(len(r.outputs) for r in waiting)
+        assert now.waiting_tokens == sum(r.prompt_length for r in waiting)
+        assert now.num_swapped_out == sum(r.swapped > 0 for r in waiting)
+        assert sum(t.running for t in now.tenants) == now.num_running
+        assert sum(t.waiting for t in now.tenants) == now.num_waiting
+        assert sum(t.waiting_tokens for t in now.tenants) == now.waiting_tokens
+        assert 0 <= now.backlog_seconds < float("inf") and 0 <= now.kv_cache_usage <= 1
+        ended = sum(number for _, number in now.counters.requests_finished)
+        assert now.counters.requests_added == ended + now.num_running + now.num_waiting
+        for old, new in zip(numbers(before.counters), numbers(now.counters), strict=False):
+            assert 0 <= old <= new
+
     def check(self) -> None:
+        self.check_status()
         manager = self.manager
         manager.check()
         parts = manager.num_free_blocks, manager.num_cached_blocks, manager.num_held_blocks

@@ -596,6 +596,7 @@ def test_in_flight_abort_of_a_sample_whose_tail_is_being_copied(sample):
     run.step()
     step = run.scheduler.plan(0.0)
     assert len(step.copies) == 1
+    run.recorder.note_requests(step)  # what is taken in flight counts
     # Handed out by the next step.
     run.core._deltas += run.scheduler.abort(Abort("pair", sample))
     run.core._deltas += run.scheduler.commit(run.toy.collect(run.toy.submit(step)), 0.0)

@@ -287,7 +287,7 @@ def test_misuse_is_refused():
     step = run.scheduler.plan(0.0)
     with pytest.raises(PagedKVError, match="step 0 is in flight"):
         run.scheduler.plan(0.0)
-    run.record(run.scheduler.commit(run.toy.collect(run.toy.submit(step)), 0.0))
+    run.record(run.scheduler.commit(run.recorder.collect(run.recorder.submit(step)), 0.0))
     run.check_idle()
 
 

@@ -124,6 +124,36 @@ class BlockManager:
         return self.pool.num_draining
 
     @property
+    def num_shared_blocks(self) -> int:
+        """Blocks with more than one holder. O(pool), vectorised."""
+        return int(np.count_nonzero(self.pool.counts > 1))
+
+    @property
+    def num_unfilled_slots(self) -> int:
+        """Slots of held blocks behind the last token of each sequence, committed or reserved.
+
+        A block that several sequences end in counts once, for the longest. O(max_seqs).
+        """
+        table, size = self.table, self.block_size
+        lengths = table.lengths + np.maximum(table.reserved, 0)
+        rows = np.flatnonzero(lengths % size)
+        tails = table.blocks[rows, lengths[rows] // size]
+        filled = np.zeros(len(rows), np.int64)
+        blocks, places = np.unique(tails, return_inverse=True)
+        np.maximum.at(filled, places, lengths[rows] % size)
+        # Others may have it in their middle: then it is published in full.
+        filled = np.maximum(filled[: len(blocks)], self.pool.extents[blocks])
+        return len(blocks) * size - int(filled.sum())
+
+    @property
+    def num_evicted_blocks(self) -> int:
+        """Cached blocks that were given up for others, or by `evict`, since this manager was made.
+
+        No part of its state: `restore` starts from 0.
+        """
+        return self.pool.num_evicted
+
+    @property
     def num_open_sequences(self) -> int:
         return self.table.num_open
 

@@ -37,6 +37,7 @@ class Pool:
         self.num_free = num_blocks
         self.num_cached = 0
         self.num_draining = 0
+        self.num_evicted = 0  # since the start; no part of the state
         self._last_seen = np.zeros(num_blocks + 1, np.int64)  # scratch of `_last_mentions`
 
     @property
@@ -88,7 +89,9 @@ class Pool:
 
         They count as cached until `unname`.
         """
-        return self.eviction.take(k)
+        taken = self.eviction.take(k)
+        self.num_evicted += len(taken)
+        return taken
 
     def name(self, blocks: Int32, extent: int) -> None:
         """Records that held blocks are published up to `extent` slots."""

@@ -1,10 +1,11 @@
-"""The loop: apply messages, plan, submit, collect, commit. No torch, no clock, no text."""
+"""The loop: apply messages, plan, submit, collect, commit. No torch, no text."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -33,15 +34,21 @@ class EngineCore:
 
     `send` may be called from any thread; `step` by one thread at a time, which owns the scheduler.
     Messages take effect at the start of the next `step`, in the order they were sent.
-    recorder: told of all that comes in.
+    recorder: told of all that comes in. clock: seconds, for the parts of a step in StepStats alone:
+    nothing that is decided depends on it. None: they are 0.0.
     """
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, recorder: Recorder | None = None
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        recorder: Recorder | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self._recorder = recorder
+        self._clock = clock or _no_clock
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._ids: set[str] = set()  # requests sent whose end was not handed out yet
         self._lock = threading.Lock()  # of `_ids`
@@ -96,6 +103,7 @@ class EngineCore:
         self.scheduler.manager.reset_cache()
 
     def _iterate(self, now: float) -> StepStats | None:
+        started = self._clock()
         if self._recorder is not None:
             self._recorder.begin(now)
         while not self._messages.empty():
@@ -107,7 +115,9 @@ class EngineCore:
             return None
         preempted = self.scheduler.stats.num_preemptions - preempted
         use = self._use(step)
-        result = self._execute(step, now)
+        planned = self._clock()
+        result, computed = self._execute(step, now)
+        sampling = 0.0 if result is None else result.sample_duration
         manager, counts = self.scheduler.manager, self.scheduler.stats
         return StepStats(
             step=step.index,
@@ -126,6 +136,10 @@ class EngineCore:
             slots_unshared=use.slots_unshared,
             slots_reserved=use.slots_reserved,
             shared_spans=0 if result is None else result.shared_spans,
+            schedule_seconds=planned - started,
+            execute_seconds=computed - planned - sampling,
+            sample_seconds=sampling,
+            deliver_seconds=self._clock() - computed,
         )
 
     def _apply(self, message: Message, now: float) -> None:
@@ -137,14 +151,22 @@ class EngineCore:
                     self._deltas += self.scheduler.add(add, now)
                 except Exception as error:  # its own end, not the loop's
                     why = f"the request cannot be read: {type(error).__name__}: {error}"
-                    self._deltas += [Delta(add.request_id, 0, finish_reason="error", error=why)]
+                    self._deltas += [
+                        Delta(
+                            add.request_id,
+                            0,
+                            finish_reason="error",
+                            error=why,
+                            error_type="engine",
+                        )
+                    ]
             case Abort() as abort:
                 self._deltas += self.scheduler.abort(abort, now)
             case Drain():
                 self.scheduler.drain()
 
-    def _execute(self, step: Step, now: float) -> Result | None:
-        """Computes a planned step; None: it failed."""
+    def _execute(self, step: Step, now: float) -> tuple[Result | None, float]:
+        """Computes a planned step; None: it failed. And when that was done, by the clock."""
         try:
             result = self._compute(step)
         except SanitizerError as error:  # not the fault of the step's requests alone
@@ -153,14 +175,16 @@ class EngineCore:
             raise
         except Exception as error:
             message = f"step {step.index} failed: {type(error).__name__}: {error}"
+            computed = self._clock()
             self._deltas += self.scheduler.fail(message, now)
-            return None
+            return None, computed
         except BaseException as error:  # an interrupt: leave a usable engine behind
             message = f"step {step.index} was interrupted by {error!r}"
             self._deltas += self.scheduler.fail(message, now)
             raise
+        computed = self._clock()
         self._deltas += self.scheduler.commit(result, now)
-        return result
+        return result, computed
 
     def _compute(self, step: Step) -> Result:
         """The executor's Result, or what it raises; recorded."""
@@ -209,3 +233,7 @@ class EngineCore:
             slots_unshared,
             scheduler.num_samples * scheduler.config.max_model_len,
         )
+
+
+def _no_clock() -> float:
+    return 0.0

@@ -10,6 +10,7 @@ from typing import Any
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.facts import Facts
 from pagedkv.engine.picture import take_picture
+from pagedkv.engine.status import core_status
 from pagedkv.engine.wire import Answer, Ask, Batch, Close, Died, FromCore, ToCore
 from pagedkv.errors import RequestError
 from pagedkv.scheduling.explain import explain
@@ -80,7 +81,7 @@ class CoreLoop:
                 self._post(Died(type(error).__name__, str(error)))
                 return False
             self.step_began = None
-            self._post(Batch(tuple(deltas), stats, self._applied))
+            self._post(Batch(tuple(deltas), stats, self._applied, core_status(self._core)))
         return True
 
     def _take_messages(self) -> bool:
@@ -101,7 +102,13 @@ class CoreLoop:
             self._core.send(message)
         except RequestError as error:  # such as an id that is in use
             if isinstance(message, Add):
-                refused = Delta(message.request_id, 0, finish_reason="error", error=str(error))
+                refused = Delta(
+                    message.request_id,
+                    0,
+                    finish_reason="error",
+                    error=str(error),
+                    error_type="invalid",
+                )
                 self._post(Batch((refused,), None, self._applied))
 
     def _answer(self, ask: Ask) -> Answer:

@@ -76,12 +76,15 @@ class ModelExecutor:
         start = time.perf_counter()
         plan = self._backend.plan(batch)
         logits, index = self._forward(step, plan)
+        sampling = time.perf_counter()
         rows = [index[r] for r in _last_tokens(step)]
         draws = draw_all(logits, rows, step.samples, self._grammars)
         scores = tuple(_score_prompt(step, score, logits, index) for score in step.prompt_scores)
-        duration = time.perf_counter() - start
+        end = time.perf_counter()
         return replace(
-            _result(step, draws, scores, duration, plan.num_shared_spans), transfers=transfers
+            _result(step, draws, scores, end - start, plan.num_shared_spans),
+            transfers=transfers,
+            sample_duration=end - sampling,
         )
 
     def _forward(self, step: Step, plan: Plan) -> tuple[torch.Tensor, dict[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -210,7 +211,7 @@ class LLM:
                 self._decisions = writer = LineWriter(decision_log, DECISIONS, "decision_log")
                 scheduler.log.follow(lambda entry: writer.write(entry.line()))
             opened.pop_all()
-        core = EngineCore(scheduler, executor, self._recorder)
+        core = EngineCore(scheduler, executor, self._recorder, clock=time.perf_counter)
         self.engine = LLMEngine(core, loaded.tokenizer, seed=seed)
         self.report = StartupReport(
             model=str(model),

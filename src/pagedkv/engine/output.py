@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from pagedkv.engine.detokenizer import Detokenizer, make_detokenizer
 from pagedkv.engine.stops import StopChecker
-from pagedkv.scheduling.messages import Abort, Add, Delta
+from pagedkv.scheduling.messages import Abort, Add, Delta, RequestUsage
 from pagedkv.scheduling.step import TokenLogprobs
 
 
@@ -48,8 +48,9 @@ class CompletionOutput:
 
     `finish_reason`: "stop", "length", "abort", "error" or "deadline" (it could not be finished in
     time), None while it runs. `stop_reason`: the stop string or stop token id that ended it.
-    `error`: why it failed or was cut short. `score`: of a beam search's hypothesis, see
-    BeamSearchParams; `index` is its rank.
+    `error`: why it failed or was cut short; `error_type`: one of `messages.ERROR_TYPES` where
+    something went wrong. `score`: of a beam search's hypothesis, see BeamSearchParams; `index` is
+    its rank.
     """
 
     index: int
@@ -61,6 +62,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     error: str | None = None
     score: float | None = None
+    error_type: str | None = None
 
     @property
     def finished(self) -> bool:
@@ -72,7 +74,8 @@ class RequestOutput:
     """A request so far: always the whole text, not only what is new.
 
     `prompt` is None if token ids were given. `prompt_logprobs` has an entry for each prompt token,
-    None for the first. `seed` reproduces the samples, also when the client gave none.
+    None for the first. `seed` reproduces the samples, also when the client gave none. `usage`: what
+    the request has taken, once it has ended; None for one that was refused.
     """
 
     request_id: str
@@ -84,6 +87,7 @@ class RequestOutput:
     metrics: RequestMetrics
     seed: int
     prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
+    usage: RequestUsage | None = None
 
 
 class OutputProcessor:
@@ -112,22 +116,27 @@ class OutputProcessor:
     def process(self, deltas: Sequence[Delta], now: float) -> list[RequestOutput]:
         """One RequestOutput for each request that changed, in the order of its first delta.
 
-        Deltas of a request or sample that is finished already are ignored.
+        Deltas of a request or sample that is finished already are ignored, but for what the whole
+        request has taken: one that ends by a stop string is finished when the loop says so.
         """
         changed: dict[str, _Request] = {}
         for delta in deltas:
             request = self._requests.get(delta.request_id)
-            if request is None or request.samples[delta.sample].finish_reason is not None:
+            if request is None:
+                continue
+            sample = request.samples[delta.sample]
+            request.usage = delta.usage
+            if sample.finish_reason is None:
+                request.take(delta, now, self._tokenizer)
+                if sample.finish_reason == "stop" and delta.finish_reason is None:
+                    request.stopped = True
+                    self._abort(Abort(delta.request_id, delta.sample, reason="stop"))
+            elif delta.usage is None:
                 continue
             changed[delta.request_id] = request
-            request.take(delta, now, self._tokenizer)
-            sample = request.samples[delta.sample]
-            if sample.finish_reason == "stop" and delta.finish_reason is None:
-                self._abort(Abort(delta.request_id, delta.sample, reason="stop"))
         outputs = []
         for core_id, request in changed.items():
             if request.finished:
-                request.finished_time = now
                 del self._requests[core_id]
             outputs.append(request.output())
         return outputs
@@ -144,10 +153,17 @@ class _Request:
     prompt_scores: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
     first_token_time: float | None = None
     finished_time: float | None = None
+    usage: RequestUsage | None = None
+    stopped: bool = False  # a sample met its stop string, and the loop has been told
+
+    @property
+    def complete(self) -> bool:
+        """Whether all samples have ended."""
+        return all(sample.finish_reason is not None for sample in self.samples)
 
     @property
     def finished(self) -> bool:
-        return all(sample.finish_reason is not None for sample in self.samples)
+        return self.complete and (self.usage is not None or not self.stopped)
 
     def take(self, delta: Delta, now: float, tokenizer: Tokenizer | None) -> None:
         if delta.token_ids and self.first_token_time is None:
@@ -156,6 +172,8 @@ class _Request:
         self.admitted_time = delta.admitted_at
         self.prompt_scores += [_alternatives(s, tokenizer) for s in delta.prompt_logprobs]
         self.samples[delta.sample].take(delta)
+        if self.complete:
+            self.finished_time = now
 
     def output(self) -> RequestOutput:
         scores = None
@@ -173,6 +191,7 @@ class _Request:
             ),
             self.add.seed,
             scores,
+            self.usage,
         )
 
 
@@ -194,12 +213,14 @@ class _Sample:
         self._total = 0.0  # of the tokens' log-probabilities
         self._stop_reason: int | str | None = None
         self._error: str | None = None
+        self._error_type: str | None = None
         self._score: float | None = None
         self.finish_reason: str | None = None
 
     def take(self, delta: Delta) -> None:
         """The delta's tokens, up to the one that completes a stop string."""
         self._error, self._score = delta.error, delta.score
+        self._error_type = delta.error_type
         last = len(delta.token_ids) - 1
         for i, token in enumerate(delta.token_ids):
             self._tokens.append(token)
@@ -237,6 +258,7 @@ class _Sample:
             self._stop_reason,
             self._error,
             self._score,
+            self._error_type,
         )
 
 

@@ -74,7 +74,9 @@ def open_tiers(
     alone = config.disk_folder is None
     fingerprint = b"this process" if alone else kv_fingerprint(decoder, spec, kernels)
     tier = _open(config, spec.block_bytes, fingerprint, machine_memory())
-    return tier, LowerTiers(tier, Namer(fingerprint), spec.block_bytes)
+    sizes = {"host": config.host_memory, "disk": config.disk_memory}
+    tiers = tuple(name for name, size in sizes.items() if size)
+    return tier, LowerTiers(tier, Namer(fingerprint), spec.block_bytes, tiers)
 
 
 def _open(config: TierConfig, block_bytes: int, fingerprint: bytes, memory: MachineMemory) -> Tier:

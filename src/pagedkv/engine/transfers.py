@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -38,12 +39,19 @@ class Mover:
 
     def load(self, step: Step) -> tuple[Transferred, ...]:
         """The loads of a step, after its copies."""
-        return tuple(self._timed(transfer, self._load) for transfer in step.loads)
+        return tuple(self._timed_load(transfer) for transfer in step.loads)
 
     def _timed(self, transfer: Transfer, move: Callable[[Transfer], int]) -> Transferred:
         start = time.perf_counter()
         blocks = move(transfer)
         return Transferred(transfer.id, blocks, time.perf_counter() - start)
+
+    def _timed_load(self, transfer: Transfer) -> Transferred:
+        hits = self._tier.stats.hits
+        done = self._timed(transfer, self._load)
+        # Those that the uppermost tier did not have itself. A block that was found behind one that
+        # was not is no longer among the loaded.
+        return replace(done, lower=max(0, done.blocks - (self._tier.stats.hits - hits)))
 
     def _store(self, transfer: Transfer) -> int:
         names = [BlockName(name) for name in transfer.names]

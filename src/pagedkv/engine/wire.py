@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from pagedkv.engine.facts import Facts
+from pagedkv.engine.status import CoreStatus
 from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, Message, StepStats
 
 
@@ -35,11 +36,13 @@ class Batch(msgspec.Struct, frozen=True, tag=True):
     """What an iteration of the core has brought.
 
     `applied`: messages that have been taken since the start, in the order they were sent.
+    `status`: after the iteration; None where there was none.
     """
 
     deltas: tuple[Delta, ...]
     stats: StepStats | None
     applied: int
+    status: CoreStatus | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

@@ -62,8 +62,9 @@ class SchedulerConfig:
     that would run (nothing is ever preempted); or the most that these are expected to take at
     once, an output being as long as the `admission_quantile` of those of its tenant that were
     longer than it is now. watermark: share of the pool that a start leaves free, unless nothing
-    runs. A request is refused (OverloadError) when `max_num_waiting` wait already, or when it and
-    those that wait have more than `max_waiting_tokens` prompt tokens; None: no bound.
+    runs. A request is refused (OverloadError) when others wait and there would be more than
+    `max_num_waiting` with it, one of n samples counting n, or when it and those that wait have more
+    than `max_waiting_tokens` prompt tokens; None: no bound.
     decision_log: decisions that are kept to be looked at; 0: none.
     recovery: what becomes of the K/V of requests that are preempted, and of blocks that leave the
     pool, where there is a tier below it: "swap" moves all there, "recompute" none, "auto" those

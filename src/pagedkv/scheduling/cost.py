@@ -55,7 +55,7 @@ class LinkModel:
 
     def observe(self, num_bytes: int, pieces: int, seconds: float) -> None:
         """Durations that cannot be (below 1 ns, NaN, over an hour) are counted and ignored."""
-        if not _is_duration(seconds) or num_bytes < 1 or pieces < 1:
+        if not is_duration(seconds) or num_bytes < 1 or pieces < 1:
             self.num_ignored += 1
             return
         self._fit.observe(np.array([float(pieces), float(num_bytes)]), seconds)
@@ -115,7 +115,7 @@ class CostModel:
 
     def observe(self, features: StepFeatures, seconds: float) -> None:
         """Durations that cannot be (below 1 ns, NaN, over an hour) are counted and ignored."""
-        if not _is_duration(seconds) or features.num_tokens < 1:
+        if not is_duration(seconds) or features.num_tokens < 1:
             self.num_ignored += 1
             return
         x = _vector(*features)
@@ -237,7 +237,8 @@ def _show(seconds: float) -> str:
     return f"{seconds * 1e9:.3g} ns"
 
 
-def _is_duration(seconds: object) -> bool:
+def is_duration(seconds: object) -> bool:
+    """Whether it can be what a step or a transfer took."""
     # What an executor reports is not ours: it may be of any type. False for NaN.
     return isinstance(seconds, (int, float)) and MIN_SECONDS <= seconds <= MAX_SECONDS
 

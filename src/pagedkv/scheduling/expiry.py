@@ -34,5 +34,5 @@ class Expiry:
             if request.live:
                 state = "running" if request.branches else "waiting"
                 error = f"the deadline {deadline:.6g} passed at {now:.6g} s while it was {state}"
-                deltas += roster.end(request, request.live, "deadline", error)
+                deltas += roster.end(request, request.live, "deadline", error, "deadline")
         return deltas

@@ -14,14 +14,21 @@ MIN_LENGTHS = 16
 
 
 class OutputLengths:
-    """Lengths of outputs that have ended, by tenant. Bounded: WINDOW * MAX_TENANTS numbers."""
+    """Lengths of outputs that have ended, by tenant. Bounded: WINDOW * MAX_TENANTS numbers.
+
+    mean: of the latest WINDOW or so, all tenants' together; 0.0 before any has ended.
+    """
 
     def __init__(self) -> None:
         self._recent: dict[str | None, list[int]] = {}  # latest last; tenants too
         self._sorted: dict[str | None, list[int]] = {}  # of the same, until something is added
+        self.mean = 0.0
+        self._seen = 0
 
     def record(self, tenant: str | None, length: int) -> None:
         """`length` >= 0: output tokens of a sample that ended by itself or at its limit."""
+        self._seen = min(self._seen + 1, WINDOW)
+        self.mean += (length - self.mean) / self._seen
         lengths = self._recent.pop(tenant, [])
         lengths.append(length)
         del lengths[:-WINDOW]

@@ -22,6 +22,7 @@ class Line:
         self._key = key
         self._requests: list[Request] = []
         self.num_tokens = 0  # of their prompts
+        self.num_samples = 0  # that they were asked for
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -41,12 +42,14 @@ class Line:
     def push(self, request: Request) -> None:
         self._requests.insert(self._place(request), request)
         self.num_tokens += len(request.prompt)
+        self.num_samples += len(request.outputs)
 
     def remove(self, request: Request) -> None:
         """Takes a request out, wherever it stands; nothing happens when it is not here."""
         if request in self:
             del self._requests[self._place(request)]
             self.num_tokens -= len(request.prompt)
+            self.num_samples -= len(request.outputs)
 
     def _place(self, request: Request) -> int:
         return bisect.bisect_left(self._requests, self._key(request), key=self._key)

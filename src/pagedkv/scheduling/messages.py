@@ -9,6 +9,10 @@ from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
 from pagedkv.scheduling.step import TokenLogprobs
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "deadline")
+# Why a sample ended with an error. "invalid": the request can never run as given. "overload": there
+# is no room for it, or its first token could not come in time. "draining": nothing more is taken.
+# "deadline": it passed. "engine": computing it failed, alone or with its whole step.
+ERROR_TYPES = ("invalid", "overload", "draining", "deadline", "engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +65,30 @@ class Drain:
 Message = Add | Abort | Drain
 
 
+class RequestUsage(NamedTuple):
+    """What a request has taken, all its samples together.
+
+    cached_tokens: prompt tokens that it did not compute, for the device or a tier below had them
+    when it first started. blocks_peak: most distinct blocks that its sequences had at once.
+    preemptions: how often its blocks were taken for others. After these, swapped_blocks: blocks
+    brought back from below the device; recomputed_tokens: tokens computed although their K/V had
+    been there.
+    """
+
+    cached_tokens: int = 0
+    blocks_peak: int = 0
+    preemptions: int = 0
+    swapped_blocks: int = 0
+    recomputed_tokens: int = 0
+
+
 class Delta(NamedTuple):
     """New tokens of one sample of a request, or its end (`finish_reason`), or both.
 
     `stop_reason` is the token id that ended it when that was not the model's own end token.
-    `error` says what went wrong (finish reason "error", "deadline") or why it was cut short.
+    `error` says what went wrong (finish reason "error", "deadline") or why it was cut short;
+    `error_type` is one of ERROR_TYPES where something went wrong, None else.
+    `usage` comes with the last delta of a request that was taken in.
     A beam search reports nothing before its end: then sample i is its i-th best hypothesis, and
     `score` says how good that is (see BeamSearchParams).
     """
@@ -82,6 +105,8 @@ class Delta(NamedTuple):
     num_cached_tokens: int = 0
     admitted_at: float | None = None  # when the request first left the waiting queue
     complete: bool = False  # its form ended the sample: the last token is text like the others
+    error_type: str | None = None
+    usage: RequestUsage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +130,8 @@ class StepStats:
     slots_unshared: int  # tokens of all samples, those in shared blocks for each of them
     slots_reserved: int  # what reserving max_model_len for every sample would take
     shared_spans: int  # spans of K/V read once for several rows, see Result
+    # Seconds of the loop's clock, 0.0 without one.
+    schedule_seconds: float = 0.0  # applying messages, planning, laying the step out
+    execute_seconds: float = 0.0  # copies, transfers, the forward pass
+    sample_seconds: float = 0.0  # drawing tokens
+    deliver_seconds: float = 0.0  # committing what was computed, making deltas

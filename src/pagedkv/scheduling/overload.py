@@ -146,7 +146,7 @@ class Overload:
                     f"{now - request.arrival:.6g} s {prefill[i]:.3g} s of its prompt are left to "
                     f"compute, and {len(requests) - 1} other requests wait for theirs"
                 )
-                deltas += self._roster.end(request, request.live, "deadline", error)
+                deltas += self._roster.end(request, request.live, "deadline", error, "overload")
         for i in np.flatnonzero(kept).tolist():
             if requests[i].demoted:
                 self._note("come_back", requests[i], prefill[i], now)

@@ -114,14 +114,18 @@ class Planner:
         victim = choose_victim(
             self._roster, demand - available, self.cost, now, block_bytes, self.config.recovery
         )
-        self._send_back(victim, len(rows), demand)
+        self._send_back(victim, "growth", len(rows), demand)
 
-    def _send_back(self, victim: Victim, rows: int, demand: int) -> None:
-        """Preempts a request. rows: those that need its blocks, `demand` in all."""
+    def _send_back(self, victim: Victim, reason: str, rows: int, demand: int) -> None:
+        """Preempts a request. rows: those that need its blocks, `demand` in all.
+
+        reason: one of PREEMPTION_REASONS.
+        """
         manager, (request, recovery) = self.manager, victim
         available = manager.num_free_blocks + manager.num_cached_blocks
         computed = request.num_computed
         self._roster.preempt(request, recovery.blocks if recovery.kind == SWAP else 0)
+        self._roster.tally.preempted(recovery.kind, reason)
         self.log.note(
             "preempt",
             request.id,
@@ -262,7 +266,8 @@ class Planner:
         missing = max(1, short.blocks - short.room) if short is not None else 1
         block_bytes = None if self.tiering is None else self.tiering.block_bytes
         victim = least_loss(roster, yielding, missing, self.cost, block_bytes, self.config.recovery)
-        self._send_back(victim, 1, short.blocks if short is not None else 0)
+        reason = "blocks" if short is not None else "seats"
+        self._send_back(victim, reason, 1, short.blocks if short is not None else 0)
         rows[:] = [row for row in rows if row.branch.open]
         return True
 
@@ -288,6 +293,8 @@ class Planner:
         lookup = request.lookup_tokens(common)
         seq = self.manager.open(lookup, request.namespace, request.public)
         branch = self._roster.start(request, seq, now)
+        if self.manager.prefix_caching:
+            self._roster.tally.looked_up(len(lookup), branch.computed, again)
         if self.tiering is not None:
             self.tiering.find(branch, lookup)
         self.log.note(

@@ -25,6 +25,11 @@ class WaitingQueue:
         return sum(line.num_tokens for line in self._lines.values())
 
     @property
+    def num_samples(self) -> int:
+        """Samples that all who wait were asked for."""
+        return sum(line.num_samples for line in self._lines.values())
+
+    @property
     def tenants(self) -> Sequence[str | None]:
         """Those that have requests here."""
         return list(self._lines)

@@ -66,7 +66,11 @@ def take_tokens(
 
 
 def end_outputs(
-    request: Request, outputs: Sequence[Output], reason: str, error: str | None = None
+    request: Request,
+    outputs: Sequence[Output],
+    reason: str,
+    error: str | None = None,
+    error_type: str | None = None,
 ) -> list[Delta]:
     """Ends samples of a request without further tokens."""
     deltas = []
@@ -80,6 +84,7 @@ def end_outputs(
                 error=error,
                 num_cached_tokens=request.num_cached_tokens,
                 admitted_at=request.admitted_at,
+                error_type=error_type,
             )
         )
     return deltas

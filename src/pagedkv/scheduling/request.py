@@ -9,6 +9,7 @@ import numpy as np
 
 from pagedkv.cache.types import SeqId
 from pagedkv.scheduling.beams import BeamSearch, common_length, split, tree_blocks
+from pagedkv.scheduling.counters import TenantCounters
 from pagedkv.scheduling.messages import Add
 from pagedkv.scheduling.namespaces import namespace_bytes
 from pagedkv.scheduling.step import Int32
@@ -19,13 +20,15 @@ from pagedkv.tiers.names import BlockName
 class Output:
     """One sample of a request, or one beam. `tokens` are those drawn so far.
 
-    logprob: sum of a beam's log-probabilities.
+    logprob: sum of a beam's log-probabilities. computed: most tokens, the prompt's among them,
+    whose K/V it had when the request was preempted.
     """
 
     index: int
     tokens: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     logprob: float = 0.0
+    computed: int = 0
 
     @property
     def live(self) -> bool:
@@ -164,6 +167,14 @@ class Request:
         self.num_prefilled = 0  # most prompt tokens that were ever there
         self.num_scored = 0  # prompt log-probabilities reported so far
         self.swapped = 0  # tokens whose K/V were sent to a lower tier at the last preemption
+        # For RequestUsage and for operators; no decision looks at them.
+        self.account = TenantCounters(add.tenant)  # the tenant's, from the roster on
+        self.blocks_peak = 0
+        self.swapped_blocks = 0
+        self.recomputed_tokens = 0
+        # Seconds: the end of the step that drew it; `first_token_at` is its beginning.
+        self.first_token_end: float | None = None
+        self.last_token_end = 0.0
 
     @property
     def live(self) -> list[Output]:

@@ -9,6 +9,7 @@ from pagedkv.scheduling.report import conclude_search, extend_search, take_score
 from pagedkv.scheduling.request import Branch
 from pagedkv.scheduling.roster import Roster
 from pagedkv.scheduling.step import Result, TokenLogprobs
+from pagedkv.scheduling.usage import note_merging, recomputed_tokens
 
 
 def take_result(
@@ -18,27 +19,34 @@ def take_result(
     config: SchedulerConfig,
     capacity: int,
     now: float,
+    end: float,
 ) -> list[Delta]:
     """Commits a step's tokens, and gives every request what it has brought.
 
-    now: of the plan of the step. capacity: tokens the pool holds of a sequence.
+    now: of the plan of the step; end: when it had been computed. capacity: tokens the pool holds of
+    a sequence.
     """
     deltas = _end_failed_rows(roster, flight, result)
     rows = [row for row in flight.rows if row.branch.open]
+    note_merging(roster.manager, rows)
     roster.manager.commit(
         [row.branch.seq for row in rows],
         [row.branch.tokens(row.start, row.start + row.count) for row in rows],
     )
     for row in rows:
+        if row.branch.request.num_preemptions:
+            again = recomputed_tokens(row)
+            row.branch.request.recomputed_tokens += again
+            roster.tally.recomputed_tokens += again
         row.branch.compute(row.count)
     if roster.tiering is not None:
         roster.tiering.take(result)
         roster.tiering.note_filled(rows)
     for row, scores in zip(flight.scored, result.prompt_logprobs, strict=True):
         deltas += take_scores(row.branch.request, row.start, scores)
-    deltas += _take_draws(roster, flight, result, config, capacity)
+    deltas += _take_draws(roster, flight, result, config, capacity, end)
     for row in rows:
-        _settle(roster, row.branch, now)
+        _settle(roster, row.branch, now, end)
     return deltas
 
 
@@ -53,12 +61,17 @@ def _end_failed_rows(roster: Roster, flight: Batch, result: Result) -> list[Delt
         branch = flight.rows[i].branch
         request = branch.request
         outputs = branch.members if request.search is None else request.live
-        deltas += roster.end(request, outputs, "error", errors[i])
+        deltas += roster.end(request, outputs, "error", errors[i], "engine")
     return deltas
 
 
 def _take_draws(
-    roster: Roster, flight: Batch, result: Result, config: SchedulerConfig, capacity: int
+    roster: Roster,
+    flight: Batch,
+    result: Result,
+    config: SchedulerConfig,
+    capacity: int,
+    end: float,
 ) -> list[Delta]:
     """What each sample of the step has brought."""
     deltas: list[Delta] = []
@@ -76,11 +89,13 @@ def _take_draws(
             continue
         first, last = bounds[i], bounds[i + 1]
         roster.policy.drew(request, last - first)
+        request.account.generation_tokens += last - first
+        request.last_token_end = end
         if request.search is None:
             new, scores = tokens[first:last], result.logprobs[first:last]
-            deltas.append(
-                take_tokens(request, output, new, scores, config, capacity, i in complete)
-            )
+            whole = i in complete
+            delta = take_tokens(request, output, new, scores, config, capacity, whole)
+            deltas += [delta] if output.live else roster.seal(request, [delta])
         elif (scored := result.logprobs[first]) is not None:
             beams.setdefault(request.order, []).append((branch, scored))
     for group in beams.values():
@@ -88,14 +103,15 @@ def _take_draws(
     return deltas
 
 
-def _settle(roster: Roster, branch: Branch, now: float) -> None:
+def _settle(roster: Roster, branch: Branch, now: float, end: float) -> None:
     """After a step: drops ended samples, and forks where the samples part."""
     request, members = branch.request, branch.members
     if request.started and len(members) == len(request.branches) == 1 and members[0].live:
         return  # a sample that goes on alone, as nearly all do
     if not request.started and any(output.tokens for output in branch.members):
         request.started = True
-        request.first_token_at = now
+        request.first_token_at, request.first_token_end = now, end
+        roster.tally.first_token(request)
         roster.awaiting_first_token.discard(request.order)
     roster.drop_ended(request)
     if branch.open and len(branch.members) > 1 and branch.computed == branch.known:
@@ -112,7 +128,7 @@ def _extend_beams(
     request = drawn[0][0].request
     heirs = extend_search(request, drawn)
     if not heirs:
-        deltas = conclude_search(request)
+        deltas = roster.seal(request, conclude_search(request))
         roster.drop_ended(request)
         return deltas
     roster.close([branch for branch, _ in drawn if branch not in heirs])

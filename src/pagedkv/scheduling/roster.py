@@ -15,8 +15,10 @@ from pagedkv.scheduling.queue import WaitingQueue
 from pagedkv.scheduling.recovery import Reuse
 from pagedkv.scheduling.report import conclude_search, end_outputs
 from pagedkv.scheduling.request import Branch, Output, Request
+from pagedkv.scheduling.tally import Tally
 from pagedkv.scheduling.tenants import TenantTable, check_quota
 from pagedkv.scheduling.tiering import Tiering
+from pagedkv.scheduling.usage import note_blocks, note_computed, usage_of
 
 
 class Roster:
@@ -24,7 +26,8 @@ class Roster:
 
     running: by the policy's key. awaiting_first_token: `Request.order` of all who wait for their
     first token; not iterated. lengths: of the outputs that have ended. reuse: of what preempted
-    requests held. tiering: None without a tier below the device.
+    requests held. tiering: None without a tier below the device. swapped_out: `Request.order` of
+    those who wait and have K/V below the device; not iterated.
     """
 
     def __init__(
@@ -33,14 +36,16 @@ class Roster:
         policy: Policy,
         log: DecisionLog,
         tenants: TenantTable,
+        tally: Tally,
         tiering: Tiering | None = None,
     ) -> None:
         self.manager, self.policy, self.log = manager, policy, log
-        self.tenants, self.tiering = tenants, tiering
+        self.tenants, self.tally, self.tiering = tenants, tally, tiering
         self.requests: dict[str, Request] = {}
         self.waiting = WaitingQueue(policy)
         self.running: list[Request] = []
         self.awaiting_first_token: set[int] = set()
+        self.swapped_out: set[int] = set()
         self.lengths = OutputLengths()
         self.reuse = Reuse()
         self.num_preemptions = 0  # since the start
@@ -65,6 +70,8 @@ class Roster:
     def enter(self, request: Request) -> None:
         """A new request waits."""
         self.requests[request.id] = request
+        request.account = self.tally.account(request.tenant)
+        request.account.requests += 1
         self.awaiting_first_token.add(request.order)
         self._wait(request)
 
@@ -81,6 +88,7 @@ class Roster:
         """A waiting request runs, all samples on the sequence that was opened for it."""
         cached = self.manager.length(seq)
         self.waiting.remove(request)
+        self.swapped_out.discard(request.order)
         self.policy.admitted(request, cached, request.admitted)
         if not request.admitted:
             request.num_cached_tokens = cached
@@ -103,6 +111,9 @@ class Roster:
         request.swapped, request.held_tokens = 0, request.num_computed
         if swapped_blocks and self.tiering is not None:
             self.tiering.swap_out(request, swapped_blocks)
+        if request.swapped:
+            self.swapped_out.add(request.order)
+        note_computed(request)
         self.close(request.branches)
         self.running.remove(request)
         self.policy.preempted(request)
@@ -132,10 +143,15 @@ class Roster:
         ]
 
     def end(
-        self, request: Request, outputs: list[Output], reason: str, error: str | None = None
+        self,
+        request: Request,
+        outputs: list[Output],
+        reason: str,
+        error: str | None = None,
+        error_type: str | None = None,
     ) -> list[Delta]:
         """Ends live samples of a request wherever it is, and releases what they alone hold."""
-        deltas = end_outputs(request, outputs, reason, error)
+        deltas = self.seal(request, end_outputs(request, outputs, reason, error, error_type))
         if error is not None and reason != "length":
             self.log.note(reason, request.id, samples=len(outputs), message=error)
         self.drop_ended(request)
@@ -153,9 +169,19 @@ class Roster:
         )
         if request.search is None:
             return self.end(request, [last], "length", message)
-        deltas = conclude_search(request, message)
+        deltas = self.seal(request, conclude_search(request, message))
         self.drop_ended(request)
         return deltas
+
+    def seal(self, request: Request, deltas: list[Delta]) -> list[Delta]:
+        """If these deltas are the end of the request, the last says what it has taken.
+
+        Before `drop_ended`, which releases its blocks.
+        """
+        if not deltas or request.live:
+            return deltas
+        note_blocks(self.manager, request)
+        return [*deltas[:-1], deltas[-1]._replace(usage=usage_of(request))]
 
     def drop_ended(self, request: Request) -> None:
         """Takes ended samples off their branches; a request without samples leaves."""
@@ -172,9 +198,11 @@ class Roster:
         if not request.live and self.requests.pop(request.id, None) is request:
             self.waiting.remove(request)
             self.awaiting_first_token.discard(request.order)
+            self.swapped_out.discard(request.order)
             if request in self.running:
                 self.running.remove(request)
             self.policy.left(request)
+            self.tally.left(request)
             self.log.note(
                 "end",
                 request.id,
@@ -185,7 +213,9 @@ class Roster:
                 self._end_started(request.tenant)
 
     def close(self, branches: Sequence[Branch]) -> None:
-        """Releases branches of requests: nobody goes on with them."""
+        """Releases branches of a request: nobody goes on with them."""
+        if branches:
+            note_blocks(self.manager, branches[0].request)
         for branch in list(branches):
             branch.open = False
             branch.request.branches.remove(branch)

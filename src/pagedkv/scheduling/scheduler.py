@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from pagedkv.cache import BlockManager, SeqId
-from pagedkv.errors import ConfigError, PagedKVError, RequestError
+from pagedkv.errors import ConfigError, DrainingError, PagedKVError, RequestError
 from pagedkv.scheduling.batch import Batch, make_batch
 from pagedkv.scheduling.beams import start_search
 from pagedkv.scheduling.config import SchedulerConfig
-from pagedkv.scheduling.cost import CostModel, StepFeatures
+from pagedkv.scheduling.cost import CostModel, StepFeatures, is_duration
+from pagedkv.scheduling.counters import EngineCounters
 from pagedkv.scheduling.decisions import DecisionLog
 from pagedkv.scheduling.expiry import Expiry
 from pagedkv.scheduling.messages import Abort, Add, Delta
@@ -25,9 +26,11 @@ from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.results import take_result
 from pagedkv.scheduling.roster import Roster
 from pagedkv.scheduling.step import Result, Step
+from pagedkv.scheduling.tally import Tally
 from pagedkv.scheduling.tenants import TenantTable
-from pagedkv.scheduling.tiering import LowerTiers, Tiering
-from pagedkv.scheduling.validate import check_queue, result_mismatch, validate_add
+from pagedkv.scheduling.tiering import LowerTiers, Tiering, TieringStats
+from pagedkv.scheduling.usage import note_blocks
+from pagedkv.scheduling.validate import check_queue, refusal_type, result_mismatch, validate_add
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +63,15 @@ class Scheduler:
         self.config = config
         self.log = DecisionLog(config.decision_log)
         self.cost = CostModel()
+        self.tally = Tally(() if lower is None else lower.tiers)
         self.tiering = (
-            None if lower is None else Tiering(manager, lower, self.cost, config.recovery)
+            None
+            if lower is None
+            else Tiering(manager, lower, self.cost, self.tally, config.recovery)
         )
         tenants = TenantTable(config.tenants, config.default_tenant)
         policy = make_policy(config, tenants, self.cost, manager)
-        self._roster = Roster(manager, policy, self.log, tenants, self.tiering)
+        self._roster = Roster(manager, policy, self.log, tenants, self.tally, self.tiering)
         self._expiry = Expiry()
         self.overload = Overload(config, self.cost, self._roster)
         self._flight: Batch | None = None
@@ -83,12 +89,12 @@ class Scheduler:
     def validate(self, add: Add) -> None:
         """Raises RequestError if the request can never run or may not enter now."""
         if self._draining:
-            raise RequestError("the engine is draining: send the request elsewhere")
+            raise DrainingError("the engine is draining: send the request elsewhere")
         manager = self.manager
         blocks = min(manager.num_blocks, manager.max_blocks_per_seq)
         validate_add(add, self.config, blocks, manager.block_size)
         waiting = self._roster.waiting
-        check_queue(add, self.config, len(waiting), waiting.num_tokens)
+        check_queue(add, self.config, waiting.num_samples, waiting.num_tokens)
         self._roster.check_quota(add)
 
     def add(self, add: Add, now: float) -> list[Delta]:
@@ -103,8 +109,10 @@ class Scheduler:
             self.validate(add)
         except RequestError as error:
             self.log.note("refuse", add.request_id, message=str(error))
+            kind = refusal_type(error)
+            self.tally.refused(kind)
             return [
-                Delta(add.request_id, i, finish_reason="error", error=str(error))
+                Delta(add.request_id, i, finish_reason="error", error=str(error), error_type=kind)
                 for i in range(add.params.n)
             ]
         public = public_length(add.prompt, self.config.public_prefixes)
@@ -202,7 +210,8 @@ class Scheduler:
         self._stamp = flight.stamp
         if flight.rows:  # else it was for transfers alone
             self.cost.observe(StepFeatures.of(flight.step), result.duration)
-        return take_result(self._roster, flight, result, self.config, self._capacity, now)
+        end = now + result.duration if is_duration(result.duration) else now
+        return take_result(self._roster, flight, result, self.config, self._capacity, now, end)
 
     def fail(self, message: str, now: float) -> list[Delta]:
         """The step in flight went wrong as a whole: its requests end, the others go on.
@@ -214,12 +223,14 @@ class Scheduler:
         self._flight = None
         self.log.at(flight.step.index, now)
         self.log.note("fail", message=message)
+        for row in flight.rows:
+            note_blocks(self.manager, row.branch.request)
         self.manager.cancel([row.branch.seq for row in flight.rows if row.branch.open])
         if self.tiering is not None:
             self.tiering.forget(flight.step)
         for row in flight.rows:
             request = row.branch.request
-            self._deltas += self._roster.end(request, request.live, "error", message)
+            self._deltas += self._roster.end(request, request.live, "error", message, "engine")
         self.manager.check()
         return self.take_deltas()
 
@@ -237,6 +248,30 @@ class Scheduler:
     def waiting(self) -> WaitingQueue:
         """To look at, between two steps."""
         return self._roster.waiting
+
+    @property
+    def counters(self) -> EngineCounters:
+        """What has been done since the start. O(tenants)."""
+        moved = TieringStats() if self.tiering is None else self.tiering.stats
+        return self.tally.counters(
+            steps=self._num_steps,
+            blocks_evicted=self.manager.num_evicted_blocks,
+            blocks_stored=moved.stored,
+            blocks_loaded=moved.loaded,
+            failed_stores=moved.failed_stores,
+            failed_loads=moved.failed_loads,
+            block_bytes=0 if self.tiering is None else self.tiering.block_bytes,
+        )
+
+    @property
+    def roster(self) -> Roster:
+        """Who waits and who runs, to be looked at."""
+        return self._roster
+
+    @property
+    def draining(self) -> bool:
+        """Whether nothing more is taken in."""
+        return self._draining
 
     @property
     def num_samples(self) -> int:

@@ -111,11 +111,15 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
-    """The end of a transfer: its first `blocks` blocks are in place, the others are not."""
+    """The end of a transfer: its first `blocks` blocks are in place, the others are not.
+
+    lower: how many of these a load has from below the uppermost tier.
+    """
 
     id: int
     blocks: int
     duration: float = 0.0  # seconds
+    lower: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +142,7 @@ class Result:
     duration: float = 0.0  # seconds
     shared_spans: int = 0  # spans of K/V that were read once for several rows
     transfers: tuple[Transferred, ...] = ()
+    sample_duration: float = 0.0  # seconds of `duration` in which tokens were drawn and scored
 
 
 class Executor(Protocol):

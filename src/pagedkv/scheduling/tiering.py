@@ -16,6 +16,8 @@ from pagedkv.scheduling.batch import Row
 from pagedkv.scheduling.cost import CostModel
 from pagedkv.scheduling.request import Branch, Request
 from pagedkv.scheduling.step import Int32, Result, Step, Transfer
+from pagedkv.scheduling.tally import Tally
+from pagedkv.scheduling.usage import note_blocks
 from pagedkv.tiers.interface import Below
 from pagedkv.tiers.names import ROOT, BlockName, Namer
 
@@ -46,11 +48,15 @@ class _Block(NamedTuple):
 
 
 class LowerTiers(NamedTuple):
-    """What is below the device. below: the uppermost tier, asked only which names it has."""
+    """What is below the device. below: the uppermost tier, asked only which names it has.
+
+    tiers: names, the uppermost first.
+    """
 
     below: Below
     namer: Namer
     block_bytes: int  # of one payload
+    tiers: tuple[str, ...] = ("host",)
 
 
 class Tiering:
@@ -67,10 +73,16 @@ class Tiering:
     """
 
     def __init__(
-        self, manager: BlockManager, lower: LowerTiers, cost: CostModel, recovery: str = "auto"
+        self,
+        manager: BlockManager,
+        lower: LowerTiers,
+        cost: CostModel,
+        tally: Tally,
+        recovery: str = "auto",
     ) -> None:
         self.manager, self.block_bytes, self.stats = manager, lower.block_bytes, TieringStats()
         self._below, self._namer, self._cost = lower.below, lower.namer, cost
+        self._tally = tally
         self.recovery = recovery
         self.watchers: list[Callable[[list[bool]], None]] = []  # told what a look below has found
         self._pending: list[_Block] = []
@@ -268,7 +280,7 @@ class Tiering:
                 most = len(self._spans(self._loads[done.id]))
             else:
                 return f"the executor reports transfer {done.id}, which is not in flight"
-            if not 0 <= done.blocks <= most:
+            if not 0 <= done.lower <= done.blocks <= most:
                 return f"the executor reports {done.blocks} of {most} blocks of transfer {done.id}"
         return ""
 
@@ -288,7 +300,7 @@ class Tiering:
                     lease.release()
             else:
                 self._cost.link_in.observe(size, done.blocks, done.duration)
-                self._end_load(self._loads.pop(done.id), done.blocks)
+                self._end_load(self._loads.pop(done.id), done.blocks, done.lower)
 
     def forget(self, step: Step) -> None:
         """A step has failed: none of its transfers counts as done; those of earlier ones go on."""
@@ -304,7 +316,7 @@ class Tiering:
             self._closing.add(branch.seq)
         return branch.loading > 0
 
-    def _end_load(self, row: Row, blocks: int) -> None:
+    def _end_load(self, row: Row, blocks: int, lower: int = 0) -> None:
         branch, spans = row.branch, self._spans(row)
         branch.loading = 0
         if branch.seq in self._closing:
@@ -314,14 +326,20 @@ class Tiering:
         self.stats.loaded += blocks
         self.stats.failed_loads += len(spans) - blocks
         count = spans[blocks - 1][1] - row.start if blocks else 0
+        note_blocks(self.manager, branch.request)
         if count:
             tokens = branch.tokens(row.start, row.start + count)
             self.manager.commit([branch.seq], [tokens])
         else:
             self.manager.cancel([branch.seq])
         branch.compute(count)
-        if branch.request.num_preemptions == 0:
-            branch.request.num_cached_tokens += count
+        request = branch.request
+        if request.num_preemptions == 0:
+            request.num_cached_tokens += count
+        else:
+            request.swapped_blocks += blocks
+        if count:
+            self._tally.loaded(count, count * lower // blocks, request.num_preemptions > 0)
         branch.below = branch.below[blocks:] if blocks == len(spans) else []
 
     def _spans(self, row: Row) -> list[tuple[int, int]]:

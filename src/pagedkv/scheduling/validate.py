@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from pagedkv.errors import OverloadError, RequestError
+from pagedkv.errors import DrainingError, OverloadError, RequestError
 from pagedkv.scheduling.beams import check_beams
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Add
@@ -53,15 +53,24 @@ def validate_add(add: Add, config: SchedulerConfig, num_blocks: int, block_size:
                 )
 
 
+def refusal_type(error: RequestError) -> str:
+    """Which of ERROR_TYPES a refusal is."""
+    if isinstance(error, OverloadError):
+        return "overload"
+    return "draining" if isinstance(error, DrainingError) else "invalid"
+
+
 def check_queue(add: Add, config: SchedulerConfig, waiting: int, tokens: int) -> None:
     """Raises OverloadError if the queue, `waiting` requests of `tokens` prompt tokens, is full.
 
-    An empty queue takes any request.
+    A request of n samples counts n here. An empty queue takes any request.
     """
-    if config.max_num_waiting is not None and waiting >= config.max_num_waiting:
+    most, samples = config.max_num_waiting, add.params.n
+    if most is not None and waiting and waiting + samples > most:
+        more = "" if samples == 1 else f", this one counts {samples}, for its samples"
         raise OverloadError(
-            f"{waiting} requests wait and max_num_waiting={config.max_num_waiting}: try again "
-            "later, or elsewhere"
+            f"{waiting} requests wait and max_num_waiting={most}{more}: try again later, or "
+            "elsewhere"
         )
     length, most = len(add.prompt), config.max_waiting_tokens
     if most is not None and waiting and tokens + length > most:

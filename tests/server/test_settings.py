@@ -264,6 +264,23 @@ def test_a_key_in_a_file_is_refused_and_not_shown(file: Path, table: str) -> Non
     assert re.search(r"(api_key|key_hashes)", str(error.value))
 
 
+@pytest.mark.parametrize("key", ["", " ", "a b", "a\n"])
+def test_a_key_that_anyone_could_send_is_refused(key: str) -> None:
+    refused("^--api-key: a key must be text without white space", api_key=[key])
+    assert load(api_key=["a,b"]).settings.server.api_key[0].get_secret_value() == "a,b"
+    refused("^PAGEDKV_API_KEY: a key must be text", environ={"PAGEDKV_API_KEY": "a,,b"})
+
+
+@pytest.mark.parametrize(
+    "url", ["http://user:secret@host:4318", "https://secret@host", "secret", "ftp://secret"]
+)
+def test_the_address_of_spans_holds_no_password(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--otlp-traces-endpoint: ") as error:
+        load(otlp_traces_endpoint=url)
+    assert "@" not in str(error.value) and "user" not in str(error.value)
+    assert load(otlp_traces_endpoint="http://h:1/v1").settings.server.otlp_traces_endpoint
+
+
 def test_the_engine_has_every_setting_of_an_llm() -> None:
     ours = set(EngineSettings.model_fields)
     llm = set(inspect.signature(LLM.__init__).parameters) - {"self"}

@@ -166,8 +166,11 @@ def _reason(error: ValidationError, shown: str = "") -> str:
     if not isinstance(cause, ConfigError):
         message = first["msg"].partition(", unable")[0]
         return f"{shown} {re.sub('^(Input|String) should', 'must', message)}"
-    # Our own messages begin with a name and the value.
-    return re.sub(r"^\w+=('.*?'|[^ ]*)", lambda _: shown, str(cause)) if shown else str(cause)
+    if not shown:
+        return str(cause)
+    # Checks of a room below begin with the setting's name there and its value.
+    named = re.match(r"\w+=('.*?'|[^ ]*)", str(cause))
+    return shown + str(cause)[named.end() :] if named else f"{shown}: {cause}"
 
 
 def _read_file(file: Path, layers: _Layers) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic.fields import FieldInfo
 
 from pagedkv.engine.sizes import parse_bytes
+from pagedkv.errors import ConfigError
 from pagedkv.scheduling.config import SchedulerConfig
 
-# Settings whose values are shown nowhere.
-SECRETS = ("api_key", "key_hashes")
+# Settings whose values are not shown when they are wrong: they may be secrets.
+SECRETS = ("api_key", "key_hashes", "otlp_traces_endpoint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,27 @@ def scheduling(name: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _whole_keys(keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+    """A key that is empty would let everyone in who sends an empty one."""
+    for key in keys:
+        text = key.get_secret_value()
+        if not text or any(c.isspace() for c in text):
+            raise ConfigError("a key must be text without white space, and not empty")
+    return keys
+
+
+def _no_password(url: str) -> str:
+    """What is printed must hold no secret."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(
+            f"{url.rpartition('@')[2]!r:.200} must be an address such as http://host:4318"
+        )
+    if parts.username is not None or parts.password is not None:
+        raise ConfigError("an address holds no password: give it in OTEL_EXPORTER_OTLP_HEADERS")
+    return url
+
+
 _T = TypeVar("_T")
 Maybe = Annotated[_T | None, BeforeValidator(_none)]
 Size = Annotated[int, BeforeValidator(_size), Field(ge=0, lt=2**63)]
@@ -73,4 +96,6 @@ FilePath = Annotated[Path, AfterValidator(_home)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(split)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
+Keys = Annotated[tuple[SecretStr, ...], BeforeValidator(split), AfterValidator(_whole_keys)]
+Url = Annotated[str, AfterValidator(_no_password)]
 KeyHash = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]

@@ -11,10 +11,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
-    SecretStr,
     field_validator,
     model_validator,
 )
@@ -28,13 +26,14 @@ from pagedkv.server.setting_types import (
     Count,
     FilePath,
     KeyHash,
+    Keys,
     Maybe,
     Seconds,
     Size,
     Texts,
+    Url,
     flags,
     scheduling,
-    split,
 )
 
 # The tenant of `--api-key`, and of all requests while no key is set.
@@ -61,7 +60,7 @@ class ServerSettings(_Section):
         default=(),
         description="Names under which clients ask for the model. none: what `model` says.",
     )
-    api_key: Annotated[tuple[SecretStr, ...], BeforeValidator(split)] = Field(
+    api_key: Keys = Field(
         default=(),
         description=f'Keys of the tenant "{DEFAULT_TENANT}", in clear: by flag or variable only. '
         "Others see the flags of a process; prefer the variable, or key_hashes of a tenant.",
@@ -124,7 +123,7 @@ class ServerSettings(_Section):
         le=10_000,
         description='Most tenants with metrics of their own; the others are one, "other".',
     )
-    otlp_traces_endpoint: Maybe[str] = Field(
+    otlp_traces_endpoint: Maybe[Url] = Field(
         default=None, description="URL to which OpenTelemetry spans go. none: no spans."
     )
 

@@ -36,6 +36,7 @@ KINDS = {
     "idempotence": "ending a thing twice ends it once",
     "deadlines": "as many requests as can be are on time, and none runs after its deadline",
     "fairness": "tenants are served by their weights, and nothing earns credit",
+    "access": "who has no key learns nothing, who has one acts in its own name",
     "determinism": "the same calls give the same results",
 }
 

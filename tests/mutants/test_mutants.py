@@ -20,6 +20,7 @@ import catalogue_deadlines
 import catalogue_eviction
 import catalogue_fairness
 import catalogue_grammar
+import catalogue_keys
 import catalogue_log
 import catalogue_pressure
 import catalogue_serving
@@ -35,6 +36,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *catalogue.MUTANTS,
     *catalogue_eviction.MUTANTS,
     *catalogue_serving.MUTANTS,
+    *catalogue_keys.MUTANTS,
     *catalogue_log.MUTANTS,
     *catalogue_deadlines.MUTANTS,
     *catalogue_fairness.MUTANTS,

@@ -73,7 +73,6 @@ _EXTRAS = MappingProxyType(
         "llguidance": "server",
         "prometheus_client": "server",
         "httpx": "server",
-        "textual": "server",
     }
 )
 

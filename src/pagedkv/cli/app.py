@@ -25,6 +25,7 @@ from pagedkv.cli.replay_run import replay
 from pagedkv.cli.serve import PASS_ON, serve
 from pagedkv.cli.simulate import serve as simulate_serve
 from pagedkv.cli.simulate_memory import allocators, cache, memory
+from pagedkv.cli.top import top
 from pagedkv.errors import PagedKVError, ReportError
 
 # What the library calls the settings. Words of everyday language stand for a setting only with
@@ -94,6 +95,7 @@ def invoke(args: list[str]) -> int:
     app.command("replay")(replay_log)
     app.command()(plan)
     app.command()(doctor)
+    app.command()(top)
     simulate = typer.Typer(help="What a trace of requests would have made of a pool.")
     for command in (cache, memory, allocators):
         simulate.command()(command)

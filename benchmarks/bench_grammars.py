@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from pagedkv import SamplingParams, StructuredOutputs
-from pagedkv.engine.grammar import GrammarError, Grammars, check_grammar, model_grammars
-from pagedkv.errors import RequestError
+from pagedkv.engine.grammar import Grammars, check_grammar, model_grammars
+from pagedkv.errors import GrammarError, RequestError
 from pagedkv.models.config import ModelConfig
 from pagedkv.models.loader import find_model
 from pagedkv.models.tokenizer import load_tokenizer

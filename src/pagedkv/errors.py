@@ -26,6 +26,10 @@ class RequestError(PagedKVError, ValueError):
     """A request can never run as given: names the field, its value and the limit."""
 
 
+class GrammarError(PagedKVError):
+    """A sample cannot go on under its grammar, or the grammar library failed on it."""
+
+
 class OverloadError(RequestError):
     """The queue is full: the same request may be accepted later. Names the bound and what waits."""
 

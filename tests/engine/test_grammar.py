@@ -23,8 +23,8 @@ from pagedkv import (
     TierConfig,
 )
 from pagedkv.engine import grammar
-from pagedkv.engine.grammar import GrammarError, Grammars, model_grammars
-from pagedkv.errors import RequestError
+from pagedkv.engine.grammar import Grammars, model_grammars
+from pagedkv.errors import GrammarError, RequestError
 from pagedkv.scheduling.messages import Add
 from pagedkv.scheduling.step import Sample
 from pagedkv.scheduling.structured import MAX_CHOICES, MAX_GRAMMAR_BYTES

@@ -12,9 +12,11 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 from tiny_llm import EOS, VOCAB, byte_tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from pagedkv.cache import BlockManager
 from pagedkv.engine.core import EngineCore
+from pagedkv.engine.grammar import model_grammars
 from pagedkv.engine.toy import ToyExecutor
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.scheduler import Scheduler
@@ -62,12 +64,16 @@ def toy_core(
 ) -> EngineCore:
     manager = BlockManager(num_blocks, block_size, max_seqs=max_num_seqs)
     config = SchedulerConfig(max_num_seqs, 16, max_model_len, (EOS,), VOCAB, **settings)
-    executor = executor or ToyExecutor(num_blocks, block_size, vocab_size=VOCAB)
+    grammars = model_grammars(byte_tokenizer(), VOCAB, (EOS,))
+    executor = executor or ToyExecutor(num_blocks, block_size, VOCAB, grammars=grammars)
     return EngineCore(Scheduler(manager, config), executor)
 
 
 @asynccontextmanager
-async def running(make: Callable[[], EngineCore] = toy_core) -> AsyncIterator[AsyncEngine]:
+async def running(
+    make: Callable[[], EngineCore] = toy_core,
+    tokenizer: Callable[[], PreTrainedTokenizerFast] = byte_tokenizer,
+) -> AsyncIterator[AsyncEngine]:
     """An engine that has been started; closed at the end, and nothing may be held then."""
     cores: list[EngineCore] = []
 
@@ -75,7 +81,7 @@ async def running(make: Callable[[], EngineCore] = toy_core) -> AsyncIterator[As
         cores.append(make())
         return cores[0]
 
-    engine = AsyncEngine(ThreadLink(remembered), lambda facts: byte_tokenizer())
+    engine = AsyncEngine(ThreadLink(remembered), lambda facts: tokenizer())
     await engine.start()
     try:
         yield engine
@@ -89,6 +95,7 @@ async def running(make: Callable[[], EngineCore] = toy_core) -> AsyncIterator[As
 def http_server(
     make: Callable[[], EngineCore] = toy_core,
     make_app: Callable[[AsyncEngine], FastAPI] = lambda engine: create_app(engine, (MODEL,)),
+    tokenizer: Callable[[], PreTrainedTokenizerFast] = byte_tokenizer,
 ) -> Iterator[str]:
     """A server in a thread; its address, such as http://127.0.0.1:40001."""
     listener = socket.create_server(("127.0.0.1", 0))
@@ -97,7 +104,7 @@ def http_server(
     failures: list[BaseException] = []
 
     async def serve() -> None:
-        async with running(make) as engine:
+        async with running(make, tokenizer) as engine:
             config = uvicorn.Config(make_app(engine), log_level="warning", lifespan="off")
             servers.append(uvicorn.Server(config))
             listening = asyncio.create_task(servers[0].serve(sockets=[listener]))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.errors import PagedKVError, RequestError
+from pagedkv.errors import GrammarError, RequestError
 from pagedkv.scheduling.step import Int32, Sample
 from pagedkv.scheduling.structured import StructuredOutputs
 
@@ -37,13 +37,9 @@ T = TypeVar("T")
 _MAX_READY = 32
 # Whatever a schema says of itself: every keyword counts, and white space between two tokens has an
 # end, which small models do not always find.
-_JSON: JsonCompileOptions = {"lenient": False, "whitespace_pattern": r"[ \n\t]{1,32}"}
+JSON_OPTIONS: JsonCompileOptions = {"lenient": False, "whitespace_pattern": r"[ \n\t]{1,32}"}
 _DEEP_STACK = 256 * 2**20  # bytes of address space, of which a usual grammar touches little
 _STACK_SIZE = threading.Lock()  # of the size for new threads, which is the whole process's
-
-
-class GrammarError(PagedKVError):
-    """A sample cannot go on under its grammar, or the grammar library failed on it."""
 
 
 @dataclass(slots=True)
@@ -202,7 +198,7 @@ def _source(form: StructuredOutputs) -> str:
     if form.json_object or form.json is not None:
         schema = '{"type": "object"}' if form.json_object else str(form.json)
         try:
-            return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON)
+            return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
         except ValueError as error:
             raise GrammarError(f"not a JSON schema: {error}") from error
     if form.choice is not None:

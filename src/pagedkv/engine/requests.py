@@ -105,6 +105,12 @@ class RequestReader:
         return self._tokenizer is not None and bool(self._tokenizer.chat_template)
 
     @property
+    def template_has_tools(self) -> bool:
+        """Whether the chat template writes tools, or leaves them out."""
+        templates = self._tokenizer.chat_template if self._tokenizer is not None else None
+        return "tools" in str(templates)
+
+    @property
     def decoder(self) -> Tokenizer | None:
         """What text is made with; None: the model has no tokenizer."""
         return text_decoder(self._tokenizer)
@@ -115,14 +121,16 @@ class RequestReader:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         special: bool = False,
     ) -> PromptDict:
         """The prompt that the model's chat template makes of a conversation.
 
         continue_final_message: the last message is left open, for the model to go on with it.
-        template_arguments: names that this template knows. special: add what the tokenizer puts
-        around any text (most templates write it themselves).
+        tools: what the model may call, as templates want them. template_arguments: names that this
+        template knows. special: add what the tokenizer puts around any text (most templates write
+        it themselves).
         """
         tokenizer = self._tokenizer
         if tokenizer is None or not self.has_chat_template:
@@ -143,6 +151,7 @@ class RequestReader:
             text = str(
                 tokenizer.apply_chat_template(
                     plain,
+                    tools=None if tools is None else [*tools],
                     tokenize=False,
                     add_generation_prompt=add_generation_prompt,
                     continue_final_message=continue_final_message,

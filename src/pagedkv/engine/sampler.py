@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pagedkv.engine.grammar import Bool, GrammarError, Grammars
+from pagedkv.engine.grammar import Bool, Grammars
+from pagedkv.errors import GrammarError
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.step import Float32, Int32, Sample, TokenLogprobs
 

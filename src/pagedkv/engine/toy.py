@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from pagedkv.cache.sanitizer import Sanitizer
 from pagedkv.engine.transfers import Mover
-from pagedkv.errors import PagedKVError
+from pagedkv.errors import GrammarError, PagedKVError
 from pagedkv.scheduling.step import (
     Float32,
     Int32,
@@ -30,6 +31,10 @@ from pagedkv.scheduling.step import (
 )
 from pagedkv.tiers.interface import Tier, UInt8
 
+if TYPE_CHECKING:
+    from pagedkv.engine.grammar import Grammars
+
+Bool = npt.NDArray[np.bool_]
 UInt64 = npt.NDArray[np.uint64]
 
 
@@ -64,6 +69,7 @@ class ToyExecutor:
     it is a token like any other.
     sanitizer: of the block manager, if it has one: told of every copy, write and read.
     tier: the uppermost one below the device, of blocks of `payload_bytes(block_size)`.
+    grammars: what outputs of a form are drawn with; without, a form is an error of its row.
     """
 
     def __init__(
@@ -76,8 +82,9 @@ class ToyExecutor:
         eos_positions: Collection[int] = (),
         sanitizer: Sanitizer | None = None,
         tier: Tier | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
-        self.sanitizer = sanitizer
+        self.sanitizer, self._grammars = sanitizer, grammars
         self._mover = None if tier is None else Mover(self, tier)
         self.block_size, self.vocab_size = block_size, vocab_size
         self.eos_token_id, self.eos_positions = eos_token_id, frozenset(eos_positions)
@@ -235,13 +242,21 @@ class ToyExecutor:
         errors: dict[int, str] = {}
         tokens: list[int] = []
         indptr = [0]
+        complete: list[int] = []
         logprobs: list[TokenLogprobs | None] = []
-        for sample in step.samples:
+        if self._grammars is not None:
+            self._grammars.begin()
+        for i, sample in enumerate(step.samples):
             logits = self._logits(prints[sample.row][-1:])
-            token = self._draw(sample, prints[sample.row][-1:], logits)
+            try:
+                token, ends = self._draw_formed(sample, prints[sample.row][-1:], logits)
+            except GrammarError as error:
+                token, ends = None, False
+                errors[sample.row] = str(error)
             if token is None:
-                errors[sample.row] = "every token is forbidden"
+                errors.setdefault(sample.row, "every token is forbidden")
             else:
+                complete += [i] * ends
                 tokens.append(token)
                 top = sample.params.logprobs
                 logprobs.append(None if top is None else score(logits, token, top))
@@ -258,6 +273,7 @@ class ToyExecutor:
                 )
                 for asked in step.prompt_scores
             ),
+            complete=tuple(complete),
             errors=errors,
         )
 
@@ -266,8 +282,22 @@ class ToyExecutor:
         vocab = np.arange(self.vocab_size, dtype=np.uint64)
         return uniform(mix(fingerprint ^ mix(vocab)))
 
-    def _draw(self, sample: Sample, fingerprint: UInt64, logits: Float32) -> int | None:
+    def _draw_formed(
+        self, sample: Sample, fingerprint: UInt64, logits: Float32
+    ) -> tuple[int | None, bool]:
+        """A token, and whether the output's form allows nothing after it."""
         allowed = np.ones(self.vocab_size, np.bool_)
+        if sample.params.structured_outputs is None:
+            return self._draw(sample, fingerprint, logits, allowed), False
+        if self._grammars is None:
+            raise GrammarError("this toy has no grammars")
+        constraint = self._grammars.constraint(sample)
+        token = self._draw(sample, fingerprint, logits, constraint.allowed)
+        return token, token is not None and self._grammars.advance(constraint, token)
+
+    def _draw(
+        self, sample: Sample, fingerprint: UInt64, logits: Float32, allowed: Bool
+    ) -> int | None:
         allowed[list(sample.forbidden)] = False
         if not allowed.any():
             return None

@@ -37,6 +37,7 @@ class Sent:
     begun: bool = False
     ended: bool = False
     offsets: Offsets = field(default_factory=Offsets)
+    calls: list[int] = field(default_factory=list)  # characters of each call's arguments
 
 
 class Form(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
@@ -10,12 +11,21 @@ from pydantic import Field
 
 from pagedkv.engine.output import CompletionOutput, RequestOutput
 from pagedkv.engine.requests import Prepared
-from pagedkv.scheduling.params import MAX_LOGPROBS
+from pagedkv.scheduling.params import MAX_LOGPROBS, SamplingParams
 from pagedkv.server.openai.answers import Sent
 from pagedkv.server.openai.api import Api, Call, answer
 from pagedkv.server.openai.errors import FieldError
 from pagedkv.server.openai.parameters import Params, prepare, sampling
 from pagedkv.server.openai.protocol import Generation, Refused, Whole, described, read_body
+from pagedkv.server.openai.tools import (
+    ToolCall,
+    ToolChoice,
+    Tools,
+    ToolUse,
+    chat_messages,
+    new_calls,
+    tool_use,
+)
 from pagedkv.server.openai.words import Scores
 
 Messages = Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)]
@@ -29,14 +39,14 @@ class ChatRequest(Generation):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     # Accepted: they change nothing for models that know nothing of them.
     reasoning_effort: Any = None
     verbosity: Any = None
-    parallel_tool_calls: Any = None
     prediction: Any = None
     # Not implemented.
-    tools: Refused = None
-    tool_choice: Refused = None
     functions: Refused = None
     function_call: Refused = None
     modalities: Refused = None
@@ -51,12 +61,17 @@ class ChatForm:
 
     object, chunk_object = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, body: ChatRequest, scores: Scores) -> None:
-        self._body, self._scores = body, scores
+    def __init__(self, body: ChatRequest, scores: Scores, tools: ToolUse | None) -> None:
+        self._body, self._scores, self._tools = body, scores, tools
 
     def choice(self, index: int, output: RequestOutput, sample: CompletionOutput) -> dict[str, Any]:
-        message = {"role": "assistant", "content": sample.text, "refusal": None}
-        return {"index": index, "message": message, **self._rest(sample, 0)}
+        message: dict[str, Any] = {"role": "assistant", "content": sample.text, "refusal": None}
+        rest = self._rest(sample, 0)
+        if self._tools is not None:
+            message |= self._tools.message(sample.text)
+            calls = message.get("tool_calls", ())
+            rest["finish_reason"] = self._tools.reason(sample.finish_reason, calls)
+        return {"index": index, "message": message, **rest}
 
     def pieces(
         self, index: int, output: RequestOutput, sample: CompletionOutput, sent: Sent
@@ -65,11 +80,18 @@ class ChatForm:
             sent.begun = True
             delta = {"role": "assistant", "content": ""}
             yield {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        text = sample.text[sent.chars :]
-        if text or sample.finished:
-            delta = {"content": text} if text else {}
-            yield {"index": index, "delta": delta, **self._rest(sample, sent.tokens)}
-            sent.chars, sent.tokens = len(sample.text), len(sample.token_ids)
+        text, calls = sample.text, list[ToolCall]()
+        if self._tools is not None:
+            text, calls = self._tools.read(text, sample.finished)
+        new: dict[str, Any] = {"content": text[sent.chars :]} if text[sent.chars :] else {}
+        if written := new_calls(calls, sent.calls):
+            new["tool_calls"] = written
+        if new or sample.finished:
+            rest = self._rest(sample, sent.tokens)
+            if self._tools is not None:
+                rest["finish_reason"] = self._tools.reason(sample.finish_reason, calls)
+            yield {"index": index, "delta": new, **rest}
+            sent.chars, sent.tokens = len(text), len(sample.token_ids)
 
     def _rest(self, sample: CompletionOutput, begin: int) -> dict[str, Any]:
         """Beside the text: of the tokens from `begin` on."""
@@ -102,13 +124,16 @@ def router(api: Api) -> APIRouter:
         arrival = api.engine.clock()
         body = await read_body(request, ChatRequest)
         call = Call.of(request, arrival, body)
-        params = _params(body)
-        return await answer(api, call, body, "chatcmpl", lambda: _read(api, call, body, params))
+        tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+        params = _params(body, tools)
+        return await answer(
+            api, call, body, "chatcmpl", lambda: _read(api, call, body, params, tools)
+        )
 
     return routes
 
 
-def _params(body: ChatRequest) -> Params:
+def _params(body: ChatRequest, tools: ToolUse | None) -> Params:
     """FieldError, RequestError: a field is wrong, or does not go with another."""
     if body.top_logprobs is not None and not body.logprobs:
         raise FieldError("top_logprobs needs logprobs=true", "top_logprobs")
@@ -117,11 +142,22 @@ def _params(body: ChatRequest) -> Params:
     most = body.max_completion_tokens
     if most is None:
         most = body.max_tokens
-    return sampling(body, most, (body.top_logprobs or 0) if body.logprobs else None)
+    params = sampling(body, most, (body.top_logprobs or 0) if body.logprobs else None)
+    form = None if tools is None else tools.form
+    if form is None:
+        return params
+    if not isinstance(params, SamplingParams):
+        raise FieldError("tool_choice does not go with use_beam_search", "tool_choice")
+    if params.structured_outputs is not None:
+        raise FieldError(
+            "tool_choice demands calls, and response_format another form: leave one out",
+            "response_format",
+        )
+    return replace(params, structured_outputs=form)
 
 
 def _read(
-    api: Api, call: Call, body: ChatRequest, params: Params
+    api: Api, call: Call, body: ChatRequest, params: Params, tools: ToolUse | None
 ) -> tuple[list[Prepared], ChatForm]:
     reader, continues = api.engine.front.reader, bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
@@ -130,7 +166,8 @@ def _read(
             "continue_final_message",
         )
     prompt = reader.chat(
-        body.messages,
+        chat_messages(body.messages, tools, reader.template_has_tools),
+        tools=None if tools is None else tools.schemas,
         add_generation_prompt=body.add_generation_prompt is not False and not continues,
         continue_final_message=continues,
         template_arguments=body.chat_template_kwargs,
@@ -147,4 +184,5 @@ def _read(
         tenant=call.tenant,
     )
     as_ids = bool(body.return_tokens_as_token_ids)
-    return [prepared], ChatForm(body, Scores(api.words, as_ids=as_ids, top=body.top_logprobs or 0))
+    scores = Scores(api.words, as_ids=as_ids, top=body.top_logprobs or 0)
+    return [prepared], ChatForm(body, scores, tools)

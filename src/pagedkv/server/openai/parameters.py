@@ -9,6 +9,7 @@ from typing import Any
 from pagedkv.engine.requests import Prepared, PromptDict, RequestReader
 from pagedkv.scheduling.params import MAX_LOGIT_BIAS, BeamSearchParams, SamplingParams
 from pagedkv.server.openai.errors import FieldError
+from pagedkv.server.openai.forms import wanted_form
 from pagedkv.server.openai.protocol import Generation
 
 # Fields that are fields of SamplingParams, with the same meaning.
@@ -55,6 +56,7 @@ def sampling(
     given: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
     given["prompt_logprobs"] = body.prompt_logprobs if prompt_logprobs is None else prompt_logprobs
     given |= {"logprobs": logprobs, "logit_bias": _biases(body.logit_bias)}
+    given["structured_outputs"] = wanted_form(body.response_format, body.structured_outputs)
     given = {name: value for name, value in given.items() if value is not None}
     if body.use_beam_search:
         return _beams(body, given, max_tokens)

@@ -10,7 +10,7 @@ import difflib
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import Field, ValidationError, WithJsonSchema
 from pydantic_core import from_json
 
 from pagedkv.errors import RequestError
@@ -22,7 +22,9 @@ from pagedkv.scheduling.params import (
     MAX_STOPS,
 )
 from pagedkv.scheduling.validate import MAX_PRIORITY
+from pagedkv.server.openai.body import Body
 from pagedkv.server.openai.errors import FieldError
+from pagedkv.server.openai.forms import ResponseFormat, Structured
 
 # Prompts of one body; each is a request of its own to the engine.
 MAX_PROMPTS = 128
@@ -59,12 +61,6 @@ Biases = Annotated[
 ]
 # What would change the answer and is not implemented: only null will do.
 Refused: TypeAlias = None
-
-
-class Body(BaseModel):
-    """No field is converted: "5" is no number."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
 
 
 class StreamOptions(Body):
@@ -132,9 +128,10 @@ class Generation(Accepted):
     deadline_ms: Milliseconds | None = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
+    # The form of the text.
+    response_format: ResponseFormat | None = None
+    structured_outputs: Structured | None = None
     # Not implemented.
-    response_format: Refused = None
-    structured_outputs: Refused = None
     allowed_token_ids: Refused = None
     bad_words: Refused = None
     logprob_token_ids: Refused = None

@@ -9,9 +9,10 @@ from fastapi import APIRouter, Request, Response
 
 from pagedkv.errors import RequestError
 from pagedkv.server.openai.api import Api, json_response
+from pagedkv.server.openai.body import Body
 from pagedkv.server.openai.chat import Messages
 from pagedkv.server.openai.errors import FieldError
-from pagedkv.server.openai.protocol import Body, Tokens, described, read_body
+from pagedkv.server.openai.protocol import Tokens, described, read_body
 
 
 class TokenizeRequest(Body):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hmac
 import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from starlette.testclient import TestClient
+from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from pagedkv.server.authentication import KeyMiddleware, tenant_of
 from pagedkv.server.keys import NO_KEYS, KeyRing, key_hash, new_key
@@ -165,3 +168,41 @@ def test_a_request_that_nobody_has_let_in_has_no_tenant() -> None:
     app = Starlette(routes=[Route("/who", _who)])
     with pytest.raises(RuntimeError, match="no KeyMiddleware"):
         TestClient(app).get("/who")
+
+
+HEADER_NAMES = st.sampled_from([b"authorization", b"x-api-key", b"other"])
+HEADER_VALUES = st.one_of(
+    st.binary(max_size=40),
+    st.sampled_from([b"Bearer", b"Bearer ", b"Basic ", b"Basic Og==", b"Basic :", b"bearer\tk"]),
+    st.binary(max_size=20).map(lambda data: b"Bearer " + data),
+    st.binary(max_size=20).map(lambda data: b"Basic " + base64.b64encode(data)),
+)
+
+
+@given(
+    st.sampled_from(["/who", "/dashboard", "/dashboard/x", "/health/", ""]),
+    st.sampled_from(["GET", "POST"]),
+    st.lists(st.tuples(HEADER_NAMES, HEADER_VALUES), max_size=3),
+)
+def test_no_header_gets_in_or_raises(
+    path: str, method: str, headers: list[tuple[bytes, bytes]]
+) -> None:
+    sent: list[Any] = []
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("somebody came in")
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "path": path, "method": method, "headers": headers}
+    asyncio.run(KeyMiddleware(inner, RING)(scope, receive, send))
+    assert sent[0]["status"] == 401
+
+
+def test_a_websocket_without_a_key_is_refused() -> None:
+    with pytest.raises(WebSocketDenialResponse), client().websocket_connect("/who"):
+        pass

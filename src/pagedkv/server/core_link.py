@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pagedkv.engine.core import EngineCore
@@ -107,11 +107,16 @@ class ThreadLink:
 class ProcessLink:
     """A core in a process of its own, at the other end of a socket.
 
-    arguments: of `LLM`, as plain values; see `core_process`.
+    arguments: of `LLM`, as plain values; see `core_process`. program: runs that process when the
+    number of its socket is added.
     """
 
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        self._arguments = dict(arguments)
+    def __init__(
+        self,
+        arguments: Mapping[str, Any],
+        program: Sequence[str] = (sys.executable, "-m", "pagedkv.server.core_process"),
+    ) -> None:
+        self._arguments, self._program = dict(arguments), tuple(program)
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -127,7 +132,7 @@ class ProcessLink:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pagedkv.server.core_process", str(theirs.fileno())],
+                [*self._program, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 env=os.environ | {"PYTHONUNBUFFERED": "1"},
             )

@@ -187,6 +187,8 @@ DEEP["items"] = DEEP
         ({"json": {"$ref": "https://example.com/schema"}}, "not fetch"),
         ({"json": {"title": "x" * MAX_GRAMMAR_BYTES}}, f"at most {MAX_GRAMMAR_BYTES}"),
         ({"json": {"const": "\ud800"}}, "hex escape"),
+        ({"json": {"$ref": "#"}}, "NoExtension"),
+        ({"regex": r"[^\s\S]"}, "NoExtension"),
         ({"regex": "("}, "unclosed group"),
         ({"regex": "a(?=b)"}, "look-ahead"),
         ({"regex": "a\ud800"}, "Unicode"),
@@ -234,6 +236,14 @@ def test_rules_that_lead_from_one_to_the_next_do_not_end_the_process(llm: LLM) -
     rules = [f"r{i}:r{i + 1}" for i in range(2600)]
     (output,) = run(llm, wanted(grammar="\n".join(["start:r0", *rules, 'r2600:"a"'])))
     assert output.text == "a"
+
+
+def test_a_form_that_takes_too_long_to_compile_is_refused(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar, "_MOST_SECONDS", 0.0)
+    with pytest.raises(RequestError, match="to compile"):
+        run(llm, wanted(json=SCHEMA))
 
 
 def test_without_the_library_the_request_is_refused(
@@ -319,11 +329,13 @@ def test_a_fault_in_a_grammar_ends_its_samples_alone(
 
 
 def test_a_form_without_a_way_on_ends_its_samples_alone(folder: Path) -> None:
+    """The check in front knows more tokens than this model has."""
     llm = LLM(folder, num_blocks=200, block_size=4, deterministic=True)
     expected = together(llm)
-    *others, dead = together(llm, (wanted(json={"$ref": "#"}, n=2), "four"))
-    assert [(o.text, o.finish_reason) for o in dead] == [("", "error")] * 2
-    assert "grammar" in str(dead[0].error)
+    dead = wanted(grammar='start: "xx" <[258]> "x"', n=2)
+    *others, ended = together(llm, (dead, "four"))
+    assert [(o.text, o.finish_reason) for o in ended] == [("", "error")] * 2
+    assert "Token range" in str(ended[0].error)
     assert others == expected
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +39,7 @@ _MAX_READY = 32
 # Whatever a schema says of itself: every keyword counts, and white space between two tokens has an
 # end, which small models do not always find.
 JSON_OPTIONS: JsonCompileOptions = {"lenient": False, "whitespace_pattern": r"[ \n\t]{1,32}"}
+_MOST_SECONDS = 0.5  # of a thread's own time
 _DEEP_STACK = 256 * 2**20  # bytes of address space, of which a usual grammar touches little
 _STACK_SIZE = threading.Lock()  # of the size for new threads, which is the whole process's
 
@@ -141,23 +143,33 @@ class Grammars:
 def check_grammar(form: StructuredOutputs) -> None:
     """RequestError with the library's reason if it cannot use the grammar, or is not installed.
 
-    Without a tokenizer: a grammar that names one of the model's special tokens is refused.
+    Tried out with a token a byte: what allows no beginning at all is refused as well, and what
+    takes so long to compile that it would hold up a step.
     """
     try:
-        from llguidance import LLMatcher
+        from llguidance import LLTokenizer
     except ModuleNotFoundError:
         raise RequestError(
             f"structured_outputs ({form.kind}) needs llguidance, which is not installed: "
             'pip install "pagedkv[server]"'
         ) from None
+
+    def compile_timed() -> tuple[LLMatcher, float]:
+        start = time.thread_time()
+        return _compile(form, LLTokenizer("byte")), time.thread_time() - start
+
     try:
         with _contained():
-            source, limits = _source(form), _limits()
-            why = _on_deep_stack(lambda: LLMatcher.validate_grammar(source, limits=limits))
+            matcher, seconds = _on_deep_stack(compile_timed)
+            matcher.compute_bitmask()
+            _check(matcher)
     except GrammarError as error:
-        why = str(error)
-    if why:
-        raise RequestError(f"structured_outputs ({form.kind}) cannot be used: {_short(why)}")
+        raise RequestError(f"structured_outputs ({form.kind}) cannot be used: {error}") from error
+    if seconds > _MOST_SECONDS:
+        raise RequestError(
+            f"structured_outputs ({form.kind}) takes {seconds:.1f} s to compile, and at most "
+            f"{_MOST_SECONDS} s are granted: give a simpler form"
+        )
 
 
 def model_grammars(
@@ -223,7 +235,7 @@ def _check(matcher: LLMatcher) -> None:
 
 def _short(why: str) -> str:
     """The library's reason in one line."""
-    return " ".join(why.split())[:300]
+    return " ".join(why.partition("\n<")[0].split())[:300]
 
 
 @contextmanager

@@ -246,9 +246,12 @@ def _table(*heads: str) -> Table:
 
 
 def _cell(text: str, most: int) -> Text:
-    shown = Text(text, no_wrap=True)
-    shown.truncate(max(8, most), overflow="ellipsis")
-    return shown
+    """A long one without its middle: what tells names apart is mostly at their ends."""
+    most = max(8, most)
+    if len(text) > most:
+        end = most // 3
+        text = f"{text[: most - end - 1]}…{text[-end:]}"
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def _decision(entry: dict[str, Any], now: float, width: int) -> Text:

@@ -36,6 +36,9 @@ export function short(value) {
 // The name that the client knows: the core's has a number behind it.
 export const clientName = (request) => request.replace(/#\d+$/, "");
 
+// A long name without its middle: what tells names apart is mostly at their ends.
+export const shortName = (name) => (name.length > 26 ? `${name.slice(0, 15)}…${name.slice(-10)}` : name);
+
 // Block ids as ranges: [4, 5, 6, 9] is "4–6, 9".
 export function ranges(ids, most) {
   const parts = [];

@@ -1,6 +1,6 @@
 // Tables whose rows stay the same elements while their figures change: focus and selection stay.
 
-import { ago, clientName, count, duration, element, percent, ranges, setText, short, swatch } from "./format.js";
+import { ago, clientName, count, duration, element, percent, ranges, setText, short, shortName, swatch } from "./format.js";
 
 const MOST_ROWS = 100;
 const MOST_RANGES = 14;
@@ -65,7 +65,7 @@ function tenantCell(tenant, colourOf) {
     if (cell.title === name && cell.dataset.colour === colourOf(tenant)) return;
     cell.title = name;
     cell.dataset.colour = colourOf(tenant);
-    cell.replaceChildren(swatch(colourOf(tenant)), name);
+    cell.replaceChildren(swatch(colourOf(tenant)), shortName(name));
   };
 }
 
@@ -119,7 +119,7 @@ export class Sequences {
       button.addEventListener("click", () => this.choose(this.choice === key ? null : key));
     }
     const samples = row.samples.length === 1 && row.samples[0] === 0 ? "" : ` [${row.samples.join(", ")}]`;
-    setText(button, clientName(row.request) + samples);
+    setText(button, shortName(clientName(row.request)) + samples);
     button.title = `${clientName(row.request)}${samples}: show its blocks in the map`;
     button.setAttribute("aria-pressed", this.choice === key);
   }
@@ -144,7 +144,7 @@ export class Waiting {
     this.table.show(requests.slice(0, MOST_ROWS).map((row) => ({
       key: row.request,
       cells: [
-        (cell) => { cell.title = clientName(row.request); setText(cell, cell.title); },
+        (cell) => { cell.title = clientName(row.request); setText(cell, shortName(cell.title)); },
         tenantCell(row.tenant, colourOf),
         tag(row.state),
         count(row.prompt_tokens),

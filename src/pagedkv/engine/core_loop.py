@@ -49,8 +49,8 @@ class CoreLoop:
     """Steps a core while it has work and waits for messages while it has none.
 
     `send` may be called from any thread; `run` owns the core and calls `post`, in its thread, with
-    a Batch after every iteration, with Answers, and with Died when the core cannot go on.
-    clock: seconds, that of the requests' arrivals.
+    a Batch at once and after every iteration, with Answers, and with Died when the core cannot go
+    on. clock: seconds, that of the requests' arrivals.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class CoreLoop:
 
     def run(self) -> bool:
         """Until Close, then True; False: the core cannot go on, and Died was posted."""
+        self._post(Batch((), None, 0, core_status(self._core)))
         while self._take_messages():
             if not self._core.has_unfinished():
                 continue

@@ -8,6 +8,8 @@ from pagedkv.server import dashboard, health
 from pagedkv.server.async_engine import AsyncEngine
 from pagedkv.server.authentication import KeyMiddleware
 from pagedkv.server.keys import NO_KEYS, KeyRing
+from pagedkv.server.metrics import Metrics, ResponseCounter
+from pagedkv.server.metrics import router as metrics_router
 from pagedkv.server.openai import router as openai
 from pagedkv.server.openai.errors import add_error_handlers
 
@@ -19,5 +21,8 @@ def create_app(engine: AsyncEngine, models: tuple[str, ...], keys: KeyRing = NO_
     app.include_router(health.router(engine))
     app.include_router(openai.router(engine, models))
     app.include_router(dashboard.router(engine, models[0]))
+    metrics = Metrics(engine, models[0])
+    app.include_router(metrics_router(metrics))
     app.add_middleware(KeyMiddleware, ring=keys)
+    app.add_middleware(ResponseCounter, count=metrics.count_response)
     return app

@@ -6,8 +6,8 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -15,12 +15,14 @@ from pagedkv.engine.facts import Facts
 from pagedkv.engine.front_end import FrontEnd
 from pagedkv.engine.output import RequestOutput
 from pagedkv.engine.requests import Prepared
+from pagedkv.engine.status import CoreStatus
 from pagedkv.engine.wire import Answer, Ask, Batch, Died, Ready
 from pagedkv.errors import EngineDeadError
 from pagedkv.scheduling.messages import Drain, Message
 from pagedkv.server.core_link import CoreLink
 
 _LOG = logging.getLogger("pagedkv.server")
+_T = TypeVar("_T")
 
 
 class Stream:
@@ -84,6 +86,7 @@ class AsyncEngine:
         self.senders: list[Callable[[Message], None]] = []  # and these of every message to the core
         self.dead: EngineDeadError | None = None
         self.draining = False
+        self.status: CoreStatus | None = None  # the newest; None before the core's first
         self._link = link
         self._load_tokenizer, self._seed = load_tokenizer, seed
         self._facts: Facts | None = None
@@ -185,8 +188,7 @@ class AsyncEngine:
         self._facts = facts
 
     def _send(self, message: Message) -> None:
-        for watch in self.senders:
-            watch(message)
+        _tell(self.senders, message)
         self._link.send(message)
 
     async def _receive(self) -> None:
@@ -202,6 +204,7 @@ class AsyncEngine:
                     self._fail(EngineDeadError(reason, kind))
 
     def _deliver(self, batch: Batch) -> None:
+        self.status = batch.status or self.status
         for output in self.front.process(batch.deltas):
             stream = self._streams.get(output.request_id)
             if stream is not None:
@@ -209,11 +212,7 @@ class AsyncEngine:
                 if output.finished:
                     del self._streams[output.request_id]
         self._note_ends()
-        for watch in self.watchers:
-            try:
-                watch(batch)
-            except Exception:  # a figure must not cost anybody a request
-                _LOG.exception("a watcher of the engine has failed")
+        _tell(self.watchers, batch)
 
     def _fail(self, error: EngineDeadError) -> None:
         self.dead = error
@@ -228,3 +227,11 @@ class AsyncEngine:
     def _note_ends(self) -> None:
         if not self._streams:
             self._ended.set()
+
+
+def _tell(watchers: Iterable[Callable[[_T], None]], news: _T) -> None:
+    for watch in watchers:
+        try:
+            watch(news)
+        except Exception:  # a figure must not cost anybody a request
+            _LOG.exception("a watcher of the engine has failed")

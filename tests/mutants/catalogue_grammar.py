@@ -5,6 +5,7 @@ from __future__ import annotations
 from kinds import Mutant
 
 _GRAMMAR = "engine/test_grammar.py::test_"
+_TOOLS = "server/test_tools.py::test_"
 
 MUTANTS = (
     Mutant(
@@ -76,5 +77,29 @@ MUTANTS = (
         "            check_grammar(params.structured_outputs)\n",
         "",
         (_GRAMMAR + "a_form_that_cannot_be_had_is_refused",),
+    ),
+    Mutant(
+        "what may become a call is shown as text",
+        ("streaming",),
+        "server/openai/tools.py",
+        "text[at:] if ended else text[at : len(text) - _begun(text)]",
+        "text[at:]",
+        (_TOOLS + "what_is_streamed_adds_up_to_the_whole",),
+    ),
+    Mutant(
+        "a brace in an argument's text ends the call",
+        ("streaming",),
+        "server/openai/tools.py",
+        """r'"(?:[^"\\\\]|\\\\.)*"?|[{}\\[\\]]'""",
+        """r'[{}\\[\\]]'""",
+        (_TOOLS + "calls_in_a_text",),
+    ),
+    Mutant(
+        "a demanded call is not demanded",
+        ("input totality",),
+        "server/openai/chat.py",
+        "return replace(params, structured_outputs=form)",
+        "return params",
+        (_TOOLS + "a_demanded_call_is_one_of_the_tools", _TOOLS + "a_named_tool_is_called_once"),
     ),
 )

@@ -35,7 +35,7 @@ Bool = npt.NDArray[np.bool_]
 T = TypeVar("T")
 
 # Grammars that are kept ready for further samples.
-_MAX_READY = 32
+_MAX_READY = 16
 # Whatever a schema says of itself: every keyword counts, and white space between two tokens has an
 # end, which small models do not always find.
 JSON_OPTIONS: JsonCompileOptions = {"lenient": False, "whitespace_pattern": r"[ \n\t]{1,32}"}

@@ -24,7 +24,7 @@ from pagedkv.server.keys import KeyRing, key_hash
 from pagedkv.server.settings import DEFAULT_TENANT
 
 
-def data_of(core: EngineCore, num_blocks: int, tag: str = "t") -> dict:
+def data_of(core: EngineCore, num_blocks: int, taken: float = 4.9) -> dict:
     """As a server would answer."""
     history = History(Facts(core.scheduler.config, num_blocks, 4, num_blocks), lambda: 5.0)
     picture = take_picture(core)
@@ -32,8 +32,9 @@ def data_of(core: EngineCore, num_blocks: int, tag: str = "t") -> dict:
     values = {
         "run": "r",
         "now": 5.0,
+        "taken": taken,
         "server": {"model": "toy", "draining": False},
-        "picture": {**picture, "pool": {**picture["pool"], "tag": tag}},
+        "picture": {**picture, "pool": {**picture["pool"], "tag": "t"}},
         "history": history.columns(-1),
         "recent": history.recent(),
         "tenants": history.tenants(picture["tenants"]),
@@ -74,6 +75,14 @@ def test_a_frame_has_the_blocks_and_who_holds_them(core: EngineCore) -> None:
     assert "running 3" in text and "a [1]" in text and "Last decisions" in text
     table = core.scheduler.manager.block_table(core.scheduler.sequences[0]).tolist()
     assert ranges(table, 8) in text
+
+
+def test_an_old_picture_is_said_to_be_old(core: EngineCore) -> None:
+    view = View("http://here")
+    view.take(data_of(core, 40))
+    assert "live" in shown(view)[0]
+    view.take(data_of(core, 40, taken=2.0))
+    assert "in a step; the blocks are of 3.00 s ago" in shown(view)[0]
 
 
 def test_what_would_steer_the_terminal_is_not_printed(core: EngineCore) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import catalogue
 import catalogue_attention
+import catalogue_dashboard
 import catalogue_deadlines
 import catalogue_eviction
 import catalogue_fairness
@@ -43,6 +44,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *catalogue_pressure.MUTANTS,
     *catalogue_tiers.MUTANTS,
     *catalogue_attention.MUTANTS,
+    *catalogue_dashboard.MUTANTS,
     *catalogue_grammar.MUTANTS,
 )
 CONTROLS = tuple(dict.fromkeys(test for mutant in MUTANTS for test in mutant.tests))

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from browser import SCREENSHOTS, chromium, needs_chromium, open_page
 from playwright.sync_api import Browser, Page, expect
-from serving import http_server, toy_core
+from serving import GatedExecutor, http_server, toy_core
+from tiny_llm import VOCAB
 
 from pagedkv.cache.survey import STATES, survey
 from pagedkv.engine.core import EngineCore
+from pagedkv.engine.toy import ToyExecutor
 from pagedkv.scheduling.messages import Abort, Add
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.server.app import create_app
@@ -332,6 +336,22 @@ def test_it_is_live_and_can_be_paused(browser: Browser) -> None:
         page.click("#pause")
         expect(page.locator("#status")).to_have_text("paused")
         page.click("#pause")
+        expect(page.locator("#status")).to_have_text("live")
+
+
+def test_a_long_step_is_said_to_be_one(browser: Browser) -> None:
+    executor = GatedExecutor(ToyExecutor(64, 4, vocab_size=VOCAB))
+    body = {"model": "toy", "prompt": "hello there", "max_tokens": 3}
+    with (
+        http_server(lambda: toy_core(executor=executor)) as url,
+        open_page(browser, url) as page,
+    ):
+        post = threading.Thread(target=lambda: httpx.post(f"{url}/v1/completions", json=body))
+        post.start()
+        expect(page.locator("#status")).to_contain_text("in a step", timeout=30_000)
+        expect(page.locator("#banner")).to_be_hidden()
+        executor.allow(None)
+        post.join(60)
         expect(page.locator("#status")).to_have_text("live")
 
 

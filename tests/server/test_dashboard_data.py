@@ -79,7 +79,7 @@ def test_data_of_a_pool_while_a_request_runs_and_after() -> None:
         ask.join(60)
         statuses = [answer.status_code for answer in answers]
         assert statuses == [200, 200]
-        while True:  # pictures are kept for a moment
+        for _ in range(10_000):  # pictures are kept for a moment
             seen = client.get(f"{url}/dashboard/data").json()
             numbers = seen["picture"]["pool"]["numbers"]
             if numbers["cached"] and not numbers["held"]:
@@ -109,23 +109,6 @@ def test_a_pool_that_the_viewer_has_already_is_not_sent_again() -> None:
 def test_queries_that_make_no_sense_are_answered(query: str) -> None:
     with http_server() as url:
         assert httpx.get(f"{url}/dashboard/data?{query}").status_code == 200
-
-
-def test_many_viewers_ask_the_core_as_often_as_one() -> None:
-    core = toy_core()
-    seen: list[object] = []
-    with http_server(lambda: core) as url:
-        import pagedkv.engine.core_loop as loop
-
-        with pytest.MonkeyPatch.context() as patch:
-            take = loop.take_picture
-            patch.setattr(loop, "take_picture", lambda c: seen.append(c) or take(c))
-            times = []
-            with httpx.Client() as client:
-                for _ in range(40):
-                    times.append(client.get(f"{url}/dashboard/data").json()["taken"])
-    # One picture for each time that it was taken, whoever was given it.
-    assert len(seen) == len(set(times)) < 40
 
 
 def test_a_core_that_has_died_is_said_to_be_dead() -> None:

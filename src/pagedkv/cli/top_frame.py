@@ -17,6 +17,7 @@ from rich.text import Text
 from pagedkv.cache.survey import STATES
 from pagedkv.cli.units import format_time
 
+_LATE = 1.5  # seconds after which a picture is not of now
 _KEPT = 60  # seconds of the curves
 _FEWEST_LINES = 8  # of a table, where there is no terminal whose height could be filled
 _MAP_LINES = 8
@@ -109,8 +110,10 @@ def _name(request: str) -> str:
 
 
 def _headline(view: View) -> Text:
-    server = view.data["server"]
+    server, age = view.data["server"], view.data["now"] - view.data["taken"]
     state = ("draining", "yellow") if server["draining"] else ("live", "green")
+    if age > _LATE:
+        state = (f"in a step; the blocks are of {format_time(age)} ago", "yellow")
     line = Text.assemble(("pagedkv ", "bold"), plain(server["model"]), "  ", view.url, "  ", state)
     if view.trouble:
         line = Text.assemble(("pagedkv ", "bold"), (plain(view.trouble), "red"))

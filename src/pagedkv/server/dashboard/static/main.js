@@ -2,11 +2,12 @@
 
 import { TimeChart } from "./charts.js";
 import { Feed } from "./feed.js";
-import { clientName, count, duration, element, numbers, percent, plural, setText, short, swatch } from "./format.js";
+import { ago, clientName, count, duration, element, numbers, percent, plural, setText, short, swatch } from "./format.js";
 import { COUNTS, NO_OWNER, PoolMap } from "./pool_map.js";
 import { Decisions, Hits, sequenceKey, Sequences, Tenants, Waiting } from "./tables.js";
 
 const KEPT = 600; // seconds of history
+const LATE = 1.5; // seconds after which a picture is not of now
 const THEMES = ["auto", "light", "dark"];
 const TENANT_COLOURS = 8;
 const STATE_WORDS = {
@@ -75,6 +76,13 @@ class Page {
     setText($("status"), text);
   }
 
+  sayHow({ now, taken, server }) {
+    if (this.feed.paused) return;
+    if (now - taken > LATE) this.say("paused", `in a step; the blocks are of ${ago(now - taken)}`);
+    else if (server.draining) this.say("paused", "draining: finishes what runs");
+    else this.say("live", "live");
+  }
+
   fail(reason) {
     const since = this.lastSeen ? ` What is shown is of ${this.lastSeen.toLocaleTimeString()}.` : "";
     setText($("banner"), `${reason} Trying again every two seconds.${since}`);
@@ -91,7 +99,7 @@ class Page {
     $("content").classList.remove("stale");
     setText($("model"), data.server.model);
     this.sequenceTable.setModel(data.server.model);
-    this.say(data.server.draining ? "paused" : "live", data.server.draining ? "draining" : "live");
+    this.sayHow(data);
     this.takePicture(data.picture);
     this.takeHistory(data.history);
     const { now, picture } = data;

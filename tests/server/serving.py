@@ -98,7 +98,10 @@ def http_server(
     tokenizer: Callable[[], PreTrainedTokenizerFast] = byte_tokenizer,
 ) -> Iterator[str]:
     """A server in a thread; its address, such as http://127.0.0.1:40001."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    # With the protocol given asyncio sends small packets at once, as it does on its own sockets.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
     started = threading.Event()
     servers: list[uvicorn.Server] = []
     failures: list[BaseException] = []

@@ -19,6 +19,7 @@ from pagedkv.server.async_engine import AsyncEngine
 from pagedkv.server.authentication import tenant_of
 from pagedkv.server.openai.answers import Answer, Form
 from pagedkv.server.openai.errors import FieldError, UnknownModelError
+from pagedkv.server.openai.limits import Limits
 from pagedkv.server.openai.protocol import MAX_ID_CHARS, Generation
 from pagedkv.server.openai.running import Running
 from pagedkv.server.openai.sse import EventStream
@@ -34,6 +35,7 @@ class Api:
 
     engine: AsyncEngine
     models: tuple[str, ...]
+    limits: Limits
 
     @cached_property
     def words(self) -> Words:

@@ -67,29 +67,21 @@ class CompletionForm:
     def pieces(
         self, index: int, output: RequestOutput, sample: CompletionOutput, sent: Sent
     ) -> Iterable[dict[str, Any]]:
-        text, body = sample.text[sent.chars :], self._body
-        begins = not sent.begun and bool(sample.token_ids)
-        if not (text or sample.finished or (begins and self._echoes is not None)):
+        text, first = sample.text[sent.chars :], not sent.begun
+        echoes = first and self._echoes is not None and bool(sample.token_ids or sample.finished)
+        if not (text or echoes or sample.finished):
             return ()
-        choice: dict[str, Any] = {
+        if echoes and self._echoes is not None:
+            text = self._echoes[index // self._n] + text
+        choice = {
             "index": index,
             "text": text,
-            "logprobs": None,
+            "logprobs": self._logprobs(output, sample, sent, echoes),
             "finish_reason": sample.finish_reason,
         }
-        echoed = self._echoes is not None and not sent.begun
-        if echoed and self._echoes is not None:
-            choice["text"] = self._echoes[index // self._n] + text
-        if sample.logprobs is not None:
-            tokens: Sequence[int] = sample.token_ids[sent.tokens :]
-            entries: Sequence[Any] = sample.logprobs[sent.tokens :]
-            if echoed and output.prompt_logprobs is not None:
-                tokens = (*output.prompt_token_ids, *tokens)
-                entries = (*output.prompt_logprobs, *entries)
-            choice["logprobs"] = self._scores.completion(tokens, entries, sent.offsets)
-        if body.return_token_ids:
+        if self._body.return_token_ids:
             choice["token_ids"] = sample.token_ids[sent.tokens :]
-            if not sent.begun:
+            if first:
                 choice["prompt_token_ids"] = output.prompt_token_ids
         if sample.finished:
             choice["stop_reason"] = sample.stop_reason
@@ -98,6 +90,19 @@ class CompletionForm:
         sent.begun = True
         sent.chars, sent.tokens = len(sample.text), len(sample.token_ids)
         return (choice,)
+
+    def _logprobs(
+        self, output: RequestOutput, sample: CompletionOutput, sent: Sent, echoes: bool
+    ) -> dict[str, Any] | None:
+        """Of the tokens that have not been sent, those of the prompt before them if it `echoes`."""
+        if sample.logprobs is None:
+            return None
+        tokens: Sequence[int] = sample.token_ids[sent.tokens :]
+        entries: Sequence[Any] = sample.logprobs[sent.tokens :]
+        if echoes and output.prompt_logprobs is not None:
+            tokens = (*output.prompt_token_ids, *tokens)
+            entries = (*output.prompt_logprobs, *entries)
+        return self._scores.completion(tokens, entries, sent.offsets)
 
     def extras(self, outputs: Mapping[int, RequestOutput]) -> dict[str, Any]:
         return {}
@@ -110,10 +115,16 @@ def router(api: Api) -> APIRouter:
     async def completions(request: Request) -> Response:
         arrival = api.engine.clock()
         body = await read_body(request, CompletionRequest)
-        call = Call.of(request, arrival, body)
+        call, prompts = Call.of(request, arrival, body), _prompts(body)
+        api.limits.check(body, len(prompts), body.logprobs)
         params = _params(body)
         return await answer(
-            api, call, body, "cmpl", lambda: _read(api, call, body, params), silent=_silent(body)
+            api,
+            call,
+            body,
+            "cmpl",
+            lambda: _read(api, call, body, params, prompts),
+            silent=_silent(body),
         )
 
     return routes
@@ -138,10 +149,9 @@ def _params(body: CompletionRequest) -> Params:
 
 
 def _read(
-    api: Api, call: Call, body: CompletionRequest, params: Params
+    api: Api, call: Call, body: CompletionRequest, params: Params, prompts: Sequence[Any]
 ) -> tuple[list[Prepared], CompletionForm]:
     reader = api.engine.front.reader
-    prompts = _prompts(reader, body)
     prepared = []
     for i, prompt in enumerate(prompts):
         try:
@@ -149,7 +159,7 @@ def _read(
                 prepare(
                     reader,
                     api.engine.new_id(f"cmpl-{call.id}"),
-                    prompt,
+                    _with_ids(reader, prompt, body.add_special_tokens is not False),
                     params,
                     body,
                     max_model_len=api.engine.facts.config.max_model_len,
@@ -160,7 +170,7 @@ def _read(
         except RequestError as error:
             if len(prompts) == 1:
                 raise
-            raise FieldError(f"prompt {i}: {error}", "prompt") from error
+            raise RequestError(f"prompt {i}: {error}") from error
     echoes = None
     if body.echo:
         echoes = [r.prompt or reader.decode(r.add.prompt) for r in prepared]
@@ -168,24 +178,19 @@ def _read(
     return prepared, CompletionForm(body, scores, body.n or 1, echoes)
 
 
-def _prompts(reader: RequestReader, body: CompletionRequest) -> list[PromptDict]:
-    """Text, texts, token ids, or lists of them, as prompts with token ids."""
-    prompt, special = body.prompt, body.add_special_tokens is not False
+def _prompts(body: CompletionRequest) -> list[Any]:
+    """Each of them text or token ids; they are not looked at yet."""
+    prompt = body.prompt
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        given = prompt
-    else:
-        given = [prompt]
-    if len(given) > MAX_PROMPTS:
-        raise FieldError(f"prompt has {len(given)} prompts: give at most {MAX_PROMPTS}", "prompt")
-    found: list[PromptDict] = []
-    for i, one in enumerate(given):
-        if isinstance(one, str):
-            _, ids = reader.tokens(one, special=special)
-            found.append({"prompt": one, "prompt_token_ids": ids})
-        elif isinstance(one, list) and one:
-            found.append({"prompt_token_ids": one})
-        else:
-            raise FieldError(
-                f"prompt {i} is empty, or neither text nor a list of token ids", "prompt"
-            )
-    return found
+        return prompt
+    return [prompt]
+
+
+def _with_ids(reader: RequestReader, prompt: object, special: bool) -> PromptDict:
+    """FieldError, RequestError: the prompt is empty, or neither text nor token ids."""
+    if isinstance(prompt, str):
+        text, ids = reader.tokens(prompt, special=special)
+        return {"prompt": prompt if text is None else text, "prompt_token_ids": ids}
+    if isinstance(prompt, list) and prompt:
+        return {"prompt_token_ids": prompt}
+    raise FieldError("a prompt is text or a list of token ids, and not empty", "prompt")

@@ -12,8 +12,10 @@ from starlette.exceptions import HTTPException
 
 from pagedkv.errors import EngineDeadError, OverloadError, RequestError
 
-# Errors of the engine begin with the field that is wrong: "top_p=2.0 is not valid".
-_FIELD = re.compile(r"(\w+)=")
+# Errors of the engine begin with the field that is wrong, "top_p=2.0 is not valid", or that of a
+# message, "content=5 must be text", or tell of the prompt.
+_FIELD = re.compile(r"(?:prompt \d+: )?(\w+)=|(?:the )?(prompt)\b")
+_FIELDS = {"content": "messages", "message": "messages", "prompt_token_ids": "prompt"}
 
 
 class FieldError(RequestError):
@@ -47,9 +49,14 @@ def request_error(error: RequestError) -> tuple[int, Any]:
         return 429, error_body(str(error), "rate_limit_error")
     if isinstance(error, UnknownModelError):
         return 404, error_body(str(error), "invalid_request_error", "model", "model_not_found")
-    named = _FIELD.match(str(error))
-    param = error.param if isinstance(error, FieldError) else named and named[1]
+    param = error.param if isinstance(error, FieldError) else _field(str(error))
     return 400, error_body(str(error), "invalid_request_error", param)
+
+
+def _field(message: str) -> str | None:
+    named = _FIELD.match(message)
+    name = named and (named[1] or named[2])
+    return _FIELDS.get(name, name) if name else None
 
 
 def server_error(error: Exception) -> tuple[int, Any]:

@@ -167,11 +167,12 @@ def parse(raw: bytes, kind: type[B]) -> B:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = str(first["loc"][0]) if first["loc"] else None
-    if first["type"] == "none_required":
+        errors = error.errors(include_url=False, include_context=False, include_input=False)
+    where = str(errors[0]["loc"][0])
+    wrong = [e for e in errors if e["loc"][0] == where][-1]  # of the last form that it may have
+    if wrong["type"] == "none_required":
         raise FieldError(f"{where} is not implemented: leave it out", where)
-    raise FieldError(f"{where}: {first['msg']}", where)
+    raise FieldError(f"{where}: {wrong['msg']}", where)
 
 
 def _unknown(name: str, kind: type[Body]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -19,7 +20,7 @@ from pagedkv.engine.detokenizer import token_bytes
 from pagedkv.engine.output import OutputProcessor
 from pagedkv.engine.requests import Prepared
 from pagedkv.errors import EngineDeadError
-from pagedkv.scheduling.messages import Add, Delta
+from pagedkv.scheduling.messages import Abort, Add, Delta, RequestUsage
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.step import TokenLogprobs
 from pagedkv.server.async_engine import Stream
@@ -58,7 +59,8 @@ class Scripted:
     """Stands for an engine: what it brings is put into the streams by the test."""
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, num_prompts: int = 1) -> None:
-        self.processor = OutputProcessor(tokenizer, lambda abort: None)
+        self.aborts: list[Abort] = []
+        self.processor = OutputProcessor(tokenizer, self.aborts.append)
         self.streams: dict[str, Stream] = {}
         self.cancelled: list[str] = []
         self.prepared = [
@@ -75,6 +77,12 @@ class Scripted:
         self.cancelled.append(stream.request_id)
 
     def bring(self, *deltas: Delta) -> None:
+        """Deltas, and then the ends of the samples that have met a stop string."""
+        self._put(deltas)
+        aborts, self.aborts[:] = list(self.aborts), []
+        self._put([Delta(a.request_id, a.sample or 0, usage=RequestUsage()) for a in aborts])
+
+    def _put(self, deltas: Sequence[Delta]) -> None:
         for output in self.processor.process(deltas, 1.0):
             self.streams[output.request_id].put(output)
 
@@ -119,7 +127,7 @@ async def played(
         engine.bring(Delta("r0", 0, tuple(tokens), scored, finish_reason=end))
         for _ in range(8 if pause else 0):
             await asyncio.sleep(0)
-    await asyncio.wait_for(reader, 60)
+    await asyncio.wait_for(reader, 10)
     return lines
 
 
@@ -176,7 +184,7 @@ def check(
             end = "length" if i == len(script) - 1 else None
             scored = tuple(map(scored_token, part))
             engine.bring(Delta("r0", 0, tuple(part), scored, finish_reason=end))
-        (choice,) = (await waiting)["choices"]
+        (choice,) = (await asyncio.wait_for(waiting, 10))["choices"]
         assert choice["text"] == text
         assert choice["logprobs"]["tokens"] == names
         assert choice["finish_reason"] == event["choices"][0]["finish_reason"]

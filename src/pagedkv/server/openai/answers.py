@@ -16,6 +16,7 @@ import msgspec
 
 from pagedkv.engine.output import CompletionOutput, RequestOutput
 from pagedkv.errors import RequestError
+from pagedkv.scheduling.messages import RequestUsage
 from pagedkv.server.openai.errors import FailedAnswer, request_error, server_error
 from pagedkv.server.openai.running import Running
 from pagedkv.server.openai.words import Offsets
@@ -24,8 +25,16 @@ _LOG = logging.getLogger("pagedkv.server")
 
 DONE = b"data: [DONE]\n\n"
 
-# Ends that are no answers, and the status of HTTP for each.
-_FAILED = {"error": 500, "abort": 503, "deadline": 504}
+# Ends that are no answers; and what went wrong, with the status of HTTP for it.
+_FAILED = ("error", "abort", "deadline")
+_STATUS = {
+    "invalid": 400,
+    "overload": 429,
+    "engine": 500,
+    "abort": 503,
+    "draining": 503,
+    "deadline": 504,
+}
 
 
 @dataclass(slots=True)
@@ -138,7 +147,11 @@ class Answer:
     def _lines(self, i: int, output: RequestOutput) -> bytes:
         self._outputs[i] = output
         choices: list[dict[str, Any]] = []
+        # What the request has taken may come a step after its end; the end is then told with it.
+        waits = not output.finished and all(sample.finished for sample in output.outputs)
         for sample in output.outputs:
+            if waits:
+                sample = replace(sample, finish_reason=None)
             index = i * self._n + sample.index
             sent = self._sent.get(index)
             if sent is None:
@@ -191,9 +204,10 @@ class Answer:
         """FailedAnswer: no choice has ended as it should."""
         samples = [s for output in self._outputs.values() for s in output.outputs]
         if all(sample.finish_reason in _FAILED for sample in samples):
-            kind = samples[0].finish_reason or "error"
-            message = samples[0].error or f"the request has ended: {kind}"
-            raise FailedAnswer(message, _FAILED[kind], kind)
+            first = samples[0]
+            kind = first.error_type or first.finish_reason or ""
+            message = first.error or f"the request has ended: {kind}"
+            raise FailedAnswer(message, _STATUS.get(kind, 500), kind)
 
 
 def event(value: Any) -> bytes:
@@ -217,10 +231,11 @@ def usage(outputs: Iterable[RequestOutput]) -> dict[str, Any]:
 
 
 def kv_figures(outputs: Iterable[RequestOutput]) -> dict[str, Any]:
-    """What the answer has cost: sums over its prompts; times (milliseconds) of the slowest."""
+    """What the answer has taken: sums over its prompts; times (milliseconds) of the slowest."""
     outputs = list(outputs)
+    taken = [output.usage or RequestUsage(output.num_cached_tokens) for output in outputs]
     return {
-        "cached_tokens": sum(output.num_cached_tokens for output in outputs),
+        **{name: sum(getattr(one, name) for one in taken) for name in RequestUsage._fields},
         "queue_ms": _slowest(output.metrics.queue_time for output in outputs),
         "ttft_ms": _slowest(output.metrics.ttft for output in outputs),
     }

@@ -61,7 +61,7 @@ class ChatForm:
 
     object, chunk_object = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, body: ChatRequest, scores: Scores, tools: ToolUse | None) -> None:
+    def __init__(self, body: ChatRequest, scores: Scores, tools: ToolUse | None = None) -> None:
         self._body, self._scores, self._tools = body, scores, tools
 
     def choice(self, index: int, output: RequestOutput, sample: CompletionOutput) -> dict[str, Any]:

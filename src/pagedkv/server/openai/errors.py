@@ -18,6 +18,10 @@ _FIELD = re.compile(r"(?:prompt \d+: )?(\w+)=|(?:the )?(prompt)\b")
 _FIELDS = {"content": "messages", "message": "messages", "prompt_token_ids": "prompt"}
 
 
+# What OpenAI calls errors of these statuses.
+_TYPES = {400: "invalid_request_error", 429: "rate_limit_error"}
+
+
 class FieldError(RequestError):
     """`param`: the field of the body that is wrong."""
 
@@ -62,7 +66,8 @@ def _field(message: str) -> str | None:
 def server_error(error: Exception) -> tuple[int, Any]:
     """Status and body for what is not the client's fault."""
     if isinstance(error, FailedAnswer):
-        return error.status, error_body(str(error), "server_error", code=error.kind)
+        name = _TYPES.get(error.status, "server_error")
+        return error.status, error_body(str(error), name, code=error.kind)
     if isinstance(error, EngineDeadError):
         return 500, error_body(str(error), "server_error", code="engine_dead")
     return 500, error_body("an error of the server, see its log", "server_error")

@@ -40,6 +40,7 @@ from pagedkv.server.app import create_app
 from pagedkv.server.async_engine import AsyncEngine
 from pagedkv.server.core_link import ProcessLink
 from pagedkv.server.serve import tokenizer_of
+from pagedkv.server.settings import EngineSettings, ServeSettings
 
 MODEL = "smollm2-135m-instruct"
 POOL = {"num_blocks": 4096, "max_num_seqs": 256}
@@ -151,9 +152,9 @@ def overhead(streams: int, output: int) -> None:
 async def measured_server(port: int) -> None:
     """The server's own parts, with one more route: CPU seconds so far of front and core."""
     program = (sys.executable, __file__, "--measured-core")
-    engine = AsyncEngine(ProcessLink({"model": MODEL, **POOL}, program), tokenizer_of)
+    engine = AsyncEngine(ProcessLink({"model": MODEL, **POOL}, program=program), tokenizer_of)
     await engine.start()
-    app = create_app(engine, (MODEL,))
+    app = create_app(engine, ServeSettings(engine=EngineSettings(model=MODEL)))
 
     @app.get("/measured")
     async def measured() -> dict[str, float]:

@@ -31,7 +31,14 @@ class GrammarError(PagedKVError):
 
 
 class OverloadError(RequestError):
-    """The queue is full: the same request may be accepted later. Names the bound and what waits."""
+    """The queue is full: the same request may be accepted later. Names the bound and what waits.
+
+    retry_after: seconds until it may be, as far as that is known.
+    """
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class DrainingError(RequestError):
@@ -43,7 +50,11 @@ class EngineDeadError(PagedKVError):
 
     def __init__(self, reason: str, kind: str) -> None:
         super().__init__(f"the engine has ended ({kind}): {reason}")
-        self.kind = kind
+        self.reason, self.kind = reason, kind
+
+
+class ShutdownError(PagedKVError):
+    """The server is about to end: it takes no requests, or gives up one that does not end."""
 
 
 class MissingExtraError(PagedKVError, ImportError):

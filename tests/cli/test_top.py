@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 from rich.console import Console
-from serving import http_server, toy_core
+from serving import http_server, settings, toy_core
 
 from pagedkv.cli.main import BAD_INPUT, run
 from pagedkv.cli.top_frame import View, curve, frame, plain, ranges
@@ -20,7 +20,6 @@ from pagedkv.scheduling.messages import Abort, Add
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.server.app import create_app
 from pagedkv.server.dashboard.history import History
-from pagedkv.server.keys import KeyRing, key_hash
 from pagedkv.server.settings import DEFAULT_TENANT
 
 
@@ -145,8 +144,8 @@ def test_one_look_at_a_server(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_key_is_asked_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ring = KeyRing([(key_hash("operators-key"), DEFAULT_TENANT)])
-    with http_server(make_app=lambda engine: create_app(engine, ("toy",), ring)) as url:
+    keys = {"operators-key": DEFAULT_TENANT}
+    with http_server(make_app=lambda engine: create_app(engine, settings(keys))) as url:
         assert run(["top", "--url", url, "--once"]) == BAD_INPUT
         complaint = capsys.readouterr().err
         assert "--api-key" in complaint and "PAGEDKV_API_KEY" in complaint

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -24,8 +24,20 @@ from pagedkv.scheduling.step import Executor, Result, Step, Ticket
 from pagedkv.server.app import create_app
 from pagedkv.server.async_engine import AsyncEngine
 from pagedkv.server.core_link import ThreadLink
+from pagedkv.server.keys import key_hash
+from pagedkv.server.settings import ServerSettings, ServeSettings, TenantSettings
 
 MODEL = "toy"
+
+
+def settings(keys: Mapping[str, str] | None = None, **server: Any) -> ServeSettings:
+    """Those of a server of the toy model; `server`: of its HTTP side. keys: tenants by key."""
+    tenants = {
+        tenant: TenantSettings(key_hashes=(key_hash(key),)) for key, tenant in (keys or {}).items()
+    }
+    return ServeSettings(
+        server=ServerSettings(served_model_name=(MODEL,), **server), tenants=tenants
+    )
 
 
 class GatedExecutor:
@@ -94,7 +106,7 @@ async def running(
 @contextmanager
 def http_server(
     make: Callable[[], EngineCore] = toy_core,
-    make_app: Callable[[AsyncEngine], FastAPI] = lambda engine: create_app(engine, (MODEL,)),
+    make_app: Callable[[AsyncEngine], FastAPI] = lambda engine: create_app(engine, settings()),
     tokenizer: Callable[[], PreTrainedTokenizerFast] = byte_tokenizer,
 ) -> Iterator[str]:
     """A server in a thread; its address, such as http://127.0.0.1:40001."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import httpx
@@ -12,7 +12,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from browser import SCREENSHOTS, chromium, needs_chromium, open_page
 from playwright.sync_api import Browser, Page, expect
-from serving import GatedExecutor, http_server, toy_core
+from serving import GatedExecutor, http_server, settings, toy_core
 from tiny_llm import VOCAB
 
 from pagedkv.cache.survey import STATES, survey
@@ -21,7 +21,6 @@ from pagedkv.engine.toy import ToyExecutor
 from pagedkv.scheduling.messages import Abort, Add
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.server.app import create_app
-from pagedkv.server.keys import KeyRing, key_hash
 from pagedkv.server.settings import DEFAULT_TENANT
 
 pytestmark = needs_chromium
@@ -61,12 +60,11 @@ def frozen_core(num_blocks: int = 64) -> Frozen:
 
 @contextmanager
 def frozen_server(
-    num_blocks: int = 64, keys: KeyRing | None = None
+    num_blocks: int = 64, keys: Mapping[str, str] | None = None
 ) -> Iterator[tuple[str, Frozen]]:
     core = frozen_core(num_blocks)
-    rings = () if keys is None else (keys,)
     try:
-        with http_server(lambda: core, lambda engine: create_app(engine, ("toy",), *rings)) as url:
+        with http_server(lambda: core, lambda engine: create_app(engine, settings(keys))) as url:
             yield url, core
     finally:
         core.thawed = True
@@ -370,9 +368,9 @@ def test_a_server_that_is_gone_is_said_to_be_gone(browser: Browser) -> None:
 
 
 def test_with_a_key_the_browser_asks_for_it(browser: Browser) -> None:
-    ring = KeyRing([(key_hash("operators-key"), DEFAULT_TENANT)])
+    keys = {"operators-key": DEFAULT_TENANT}
     with (
-        frozen_server(keys=ring) as (url, _),
+        frozen_server(keys=keys) as (url, _),
         open_page(browser, url, password="operators-key") as page,
     ):
         assert page.get_attribute("#map", "data-cells") == "64"

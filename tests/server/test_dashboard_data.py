@@ -9,16 +9,15 @@ import threading
 import httpx
 import numpy as np
 import pytest
-from serving import GatedExecutor, http_server, toy_core
+from serving import GatedExecutor, http_server, settings, toy_core
 from tiny_llm import VOCAB
 
 from pagedkv.engine.toy import ToyExecutor
 from pagedkv.server.app import create_app
-from pagedkv.server.keys import KeyRing, key_hash
 from pagedkv.server.settings import DEFAULT_TENANT
 
 OPERATOR, ALICE = "operators-key", "alices-key"
-RING = KeyRing([(key_hash(OPERATOR), DEFAULT_TENANT), (key_hash(ALICE), "alice")])
+KEYS = {OPERATOR: DEFAULT_TENANT, ALICE: "alice"}
 BODY = {"model": "toy", "prompt": "A block table is", "max_tokens": 30}
 
 
@@ -126,7 +125,7 @@ def test_a_core_that_has_died_is_said_to_be_dead() -> None:
 
 @pytest.mark.parametrize("path", ["/dashboard", "/dashboard/static/main.js", "/dashboard/data"])
 def test_it_shows_all_tenants_and_is_for_the_operator(path: str) -> None:
-    with http_server(make_app=lambda engine: create_app(engine, ("toy",), RING)) as url:
+    with http_server(make_app=lambda engine: create_app(engine, settings(KEYS))) as url:
         for credentials in (None, ("", ALICE), ("", "wrong")):
             answer = httpx.get(url + path, auth=credentials)
             assert answer.status_code == 401

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
-from serving import MODEL, GatedExecutor, running, toy_core
+from serving import MODEL, GatedExecutor, running, settings, toy_core
 from tiny_llm import VOCAB, byte_tokenizer
 
 from pagedkv.engine.core import EngineCore
@@ -83,7 +83,7 @@ class Served:
 def serve(
     test: Callable[[Served], Coroutine[Any, Any, None]],
     core: Callable[[], EngineCore] = toy_core,
-    app: Callable[[AsyncEngine], FastAPI] = lambda engine: create_app(engine, (MODEL,)),
+    app: Callable[[AsyncEngine], FastAPI] = lambda engine: create_app(engine, settings()),
 ) -> None:
     async def main() -> None:
         async with running(core) as engine:
@@ -174,7 +174,7 @@ def test_times_end_when_the_front_has_the_tokens() -> None:
             clock=Clock(),
         )
         await engine.start()
-        transport = httpx.ASGITransport(create_app(engine, (MODEL,)))
+        transport = httpx.ASGITransport(create_app(engine, settings()))
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             await test(Served(engine, client))
         await engine.close()
@@ -286,7 +286,7 @@ def test_slo_attainment_is_counted_by_tenant() -> None:
 
 def test_answers_are_counted_by_status() -> None:
     def app(engine: AsyncEngine) -> FastAPI:
-        application = create_app(engine, (MODEL,))
+        application = create_app(engine, settings())
 
         @application.get("/raises")
         async def raises() -> None:
@@ -305,7 +305,7 @@ def test_answers_are_counted_by_status() -> None:
 
 def test_two_applications_share_no_number() -> None:
     async def test(served: Served) -> None:
-        other = create_app(served.engine, (MODEL,))
+        other = create_app(served.engine, settings())
         await served.client.get("/nowhere")
         transport = httpx.ASGITransport(other)
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:

@@ -14,6 +14,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from serving import MODEL, http_server, toy_core
+from serving import settings as server_settings
 from tiny_llm import VOCAB, byte_tokenizer
 
 import pagedkv
@@ -22,10 +23,8 @@ from pagedkv.engine.toy import ToyExecutor
 from pagedkv.scheduling.step import Result, Step, Ticket
 from pagedkv.server.app import create_app
 from pagedkv.server.async_engine import AsyncEngine
-from pagedkv.server.keys import KeyRing, key_hash
 
 KEYS = {"alice": "key-of-alice", "bob": "key-of-bob", "default": "key-of-the-operator"}
-RING = KeyRing([(key_hash(key), tenant) for tenant, key in KEYS.items()])
 PROMPT = "the same words for all who ask for them"
 BLOCK_SIZE = 4
 
@@ -95,8 +94,10 @@ def server(**settings: Any) -> Iterator[Server]:
     def make() -> EngineCore:
         return toy_core(executor=executor, block_size=BLOCK_SIZE, **settings)
 
+    given = server_settings({key: tenant for tenant, key in KEYS.items()})
+
     def make_app(engine: AsyncEngine) -> FastAPI:
-        apps.append(create_app(engine, (MODEL,), RING))
+        apps.append(create_app(engine, given))
         return apps[0]
 
     with http_server(make, make_app) as url:
@@ -136,7 +137,7 @@ def test_a_salt_narrows_what_its_tenant_shares() -> None:
 
 
 def test_salt_and_tenant_are_not_run_together() -> None:
-    ring = KeyRing([(key_hash("k1"), "ab"), (key_hash("k2"), "a")])
+    given = server_settings({"k1": "ab", "k2": "a"})
     executor = CountingExecutor()
 
     def ask(url: str, key: str, salt: str) -> int:
@@ -149,7 +150,7 @@ def test_salt_and_tenant_are_not_run_together() -> None:
         return sum(sum(lens) for lens, _ in executor.steps[before:])
 
     with http_server(
-        lambda: toy_core(executor=executor), lambda engine: create_app(engine, (MODEL,), ring)
+        lambda: toy_core(executor=executor), lambda engine: create_app(engine, given)
     ) as url:
         assert ask(url, "k1", "c") == ask(url, "k2", "bc")
 

@@ -42,17 +42,9 @@ def _start(loaded: Loaded, print_config: bool) -> int:
     if print_config:
         print(as_toml(loaded), end="")
         return 0
-    from pagedkv.server.keys import KeyRing
     from pagedkv.server.serve import run
 
-    settings = loaded.settings
-    return run(
-        settings.core_arguments(),
-        settings.model_names(),
-        settings.server.host,
-        settings.server.port,
-        KeyRing.of(settings),
-    )
+    return run(loaded.settings)
 
 
 def _command(run: Callable[[Loaded, bool], int]) -> Callable[..., int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -60,10 +61,12 @@ class CoreLoop:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._core, self._post, self._clock = core, post, clock
+        self.core, self.clock = core, clock
+        self._post = post
         self._inbox: queue.SimpleQueue[ToCore] = queue.SimpleQueue()
         self._applied = 0
         self.step_began: float | None = None  # on the clock; None between two steps
+        self.thread: int | None = None  # id of the one in `run`
 
     def send(self, message: ToCore) -> None:
         """Takes effect before the next step."""
@@ -71,23 +74,24 @@ class CoreLoop:
 
     def run(self) -> bool:
         """Until Close, then True; False: the core cannot go on, and Died was posted."""
-        self._post(Batch((), None, 0, core_status(self._core)))
+        self.thread = threading.get_ident()
+        self._post(Batch((), None, 0, core_status(self.core)))
         while self._take_messages():
-            if not self._core.has_unfinished():
+            if not self.core.has_unfinished():
                 continue
-            self.step_began = self._clock()
+            self.step_began = self.clock()
             try:
-                deltas, stats = self._core.step(self.step_began)
+                deltas, stats = self.core.step(self.step_began)
             except BaseException as error:  # what a step cannot contain: whoever waits is told
                 self._post(Died(type(error).__name__, str(error)))
                 return False
             self.step_began = None
-            self._post(Batch(tuple(deltas), stats, self._applied, core_status(self._core)))
+            self._post(Batch(tuple(deltas), stats, self._applied, core_status(self.core)))
         return True
 
     def _take_messages(self) -> bool:
         """All that have come; waits for one if there is nothing else to do. False: it was Close."""
-        while not self._inbox.empty() or not self._core.has_unfinished():
+        while not self._inbox.empty() or not self.core.has_unfinished():
             match self._inbox.get():
                 case Close():
                     return False
@@ -100,7 +104,7 @@ class CoreLoop:
     def _hand_over(self, message: Add | Abort | Drain) -> None:
         self._applied += 1
         try:
-            self._core.send(message)
+            self.core.send(message)
         except RequestError as error:  # such as an id that is in use
             if isinstance(message, Add):
                 refused = Delta(
@@ -117,6 +121,6 @@ class CoreLoop:
         if answerer is None:
             return Answer(ask.id, error=f"nothing is known of {ask.kind!r:.100}")
         try:
-            return Answer(ask.id, answerer(self._core, ask.argument))
+            return Answer(ask.id, answerer(self.core, ask.argument))
         except Exception as error:
             return Answer(ask.id, error=f"{type(error).__name__}: {error}")

@@ -59,9 +59,13 @@ class Died(msgspec.Struct, frozen=True, tag=True):
 
 
 class Configure(msgspec.Struct, frozen=True, tag=True):
-    """What the core is to be made of: arguments of `LLM`, tiers as those of `TierConfig`."""
+    """What the core is to be made of: arguments of `LLM`, tiers as those of `TierConfig`.
+
+    slow_step: seconds after which a step is reported in the log.
+    """
 
     arguments: dict[str, Any]
+    slow_step: float = 60.0
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):

@@ -274,6 +274,11 @@ class Scheduler:
         return self._draining
 
     @property
+    def step_in_flight(self) -> Step | None:
+        """The step that was planned and has not been committed."""
+        return None if self._flight is None else self._flight.step
+
+    @property
     def num_samples(self) -> int:
         """Live samples of the running requests: seats taken."""
         return self._roster.num_samples

@@ -6,7 +6,9 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
@@ -17,12 +19,15 @@ from pagedkv.engine.output import RequestOutput
 from pagedkv.engine.requests import Prepared
 from pagedkv.engine.status import CoreStatus
 from pagedkv.engine.wire import Answer, Ask, Batch, Died, Ready
-from pagedkv.errors import EngineDeadError
+from pagedkv.errors import EngineDeadError, PagedKVError, ShutdownError
 from pagedkv.scheduling.messages import Drain, Message
 from pagedkv.server.core_link import CoreLink
 
 _LOG = logging.getLogger("pagedkv.server")
 _T = TypeVar("_T")
+
+# The streams of the innermost `AsyncEngine.lifetime` around a task.
+_LIFETIME: ContextVar[list[Stream]] = ContextVar("_LIFETIME")
 
 
 class Stream:
@@ -35,7 +40,7 @@ class Stream:
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self._newest: RequestOutput | None = None
-        self._failure: EngineDeadError | None = None
+        self._failure: PagedKVError | None = None
         self._news = asyncio.Event()
         self._over = False
 
@@ -43,7 +48,7 @@ class Stream:
         self._newest = output
         self._news.set()
 
-    def fail(self, error: EngineDeadError) -> None:
+    def fail(self, error: PagedKVError) -> None:
         """What has not been read yet is read first."""
         self._failure = error
         self._news.set()
@@ -52,7 +57,7 @@ class Stream:
         return self
 
     async def __anext__(self) -> RequestOutput:
-        """EngineDeadError: the core has died before the request ended."""
+        """EngineDeadError, ShutdownError: the request was given up before its end."""
         if self._over:
             raise StopAsyncIteration
         await self._news.wait()
@@ -97,6 +102,9 @@ class AsyncEngine:
         self._receiver: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()  # set while no request is live
         self._ended.set()
+        self._died = asyncio.Event()
+        self._num_sent = self._num_applied = 0  # messages to the core
+        self._heard = 0.0  # when the core last brought something, or was given work
 
     @property
     def facts(self) -> Facts:
@@ -124,23 +132,46 @@ class AsyncEngine:
             case Ready(facts):
                 await self._prepare(facts)
             case Died(kind, reason):
-                self.dead = EngineDeadError(reason, kind)
-                raise self.dead
+                self._fail(EngineDeadError(reason, kind))
+                raise EngineDeadError(reason, kind)
         self._receiver = asyncio.create_task(self._receive())
 
     def new_id(self, prefix: str) -> str:
         """An id that no other request has."""
         return f"{prefix}-{next(self._ids)}"
 
-    def submit(self, prepared: Prepared) -> Stream:
-        """Starts a request. EngineDeadError, RequestError: nothing has been started."""
+    def check_open(self) -> None:
+        """EngineDeadError, ShutdownError: no request is taken any more."""
         if self.dead is not None:
             raise self.dead
+        if self.draining:
+            raise ShutdownError("the server is shutting down: send the request elsewhere")
+
+    def submit(self, prepared: Prepared) -> Stream:
+        """Starts a request. As `check_open`, and RequestError: nothing has been started."""
+        self.check_open()
         self.front.submit(prepared)
         stream = Stream(prepared.add.request_id)
         self._streams[stream.request_id] = stream
         self._ended.clear()
+        _LIFETIME.get([]).append(stream)
         return stream
+
+    @contextmanager
+    def lifetime(self) -> Iterator[None]:
+        """What is submitted inside, by tasks that are started there too, is cancelled at its end.
+
+        However that comes: so nothing runs on for a client that is gone, at whatever point its
+        handler was stopped.
+        """
+        streams: list[Stream] = []
+        token = _LIFETIME.set(streams)
+        try:
+            yield
+        finally:
+            _LIFETIME.reset(token)
+            for stream in streams:
+                self.cancel(stream)
 
     def cancel(self, stream: Stream) -> None:
         """Ends a request in any state, if it has not ended; nothing more comes of it."""
@@ -172,6 +203,21 @@ class AsyncEngine:
         """Waits until no request is live."""
         await self._ended.wait()
 
+    async def died(self) -> None:
+        """Waits until the core has died: see `dead`."""
+        await self._died.wait()
+
+    def give_up(self, why: str) -> None:
+        """Ends all requests; their streams fail with ShutdownError."""
+        for stream in list(self._streams.values()):
+            self.cancel(stream)
+            stream.fail(ShutdownError(why))
+
+    def silent_for(self) -> float:
+        """Seconds since the core that has work brought something; 0 while it has none."""
+        busy = self._streams or self._num_sent > self._num_applied
+        return self.clock() - self._heard if busy and self.dead is None else 0.0
+
     async def close(self) -> None:
         """Ends what is live, and the core."""
         for stream in list(self._streams.values()):
@@ -179,6 +225,10 @@ class AsyncEngine:
         await self._link.close()
         if self._receiver is not None:
             await self._receiver
+
+    def kill(self) -> None:
+        """Ends the core at once, where it is a process."""
+        self._link.kill()
 
     async def _prepare(self, facts: Facts) -> None:
         tokenizer = await asyncio.to_thread(self._load_tokenizer, facts)
@@ -189,6 +239,9 @@ class AsyncEngine:
 
     def _send(self, message: Message) -> None:
         _tell(self.senders, message)
+        if self.silent_for() == 0:
+            self._heard = self.clock()
+        self._num_sent += 1
         self._link.send(message)
 
     async def _receive(self) -> None:
@@ -205,6 +258,7 @@ class AsyncEngine:
 
     def _deliver(self, batch: Batch) -> None:
         self.status = batch.status or self.status
+        self._num_applied, self._heard = batch.applied, self.clock()
         for output in self.front.process(batch.deltas):
             stream = self._streams.get(output.request_id)
             if stream is not None:
@@ -223,6 +277,7 @@ class AsyncEngine:
             if not question.done():
                 question.set_exception(error)
         self._note_ends()
+        self._died.set()
 
     def _note_ends(self) -> None:
         if not self._streams:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.core_loop import CoreLoop, core_facts
+from pagedkv.engine.facts import Facts
 from pagedkv.engine.wire import (
     Close,
     Configure,
@@ -27,6 +28,8 @@ from pagedkv.engine.wire import (
 
 # Before every frame on a socket: its length in bytes.
 LENGTH = struct.Struct("<I")
+# Seconds that a core has to end when it is told to: for the step in flight, and for its files.
+_ENDING = 10.0
 
 
 class CoreLink(Protocol):
@@ -45,20 +48,28 @@ class CoreLink(Protocol):
         ...
 
     async def close(self) -> None:
-        """Lets the core complete its files and end."""
+        """Lets the core complete its files and end; one that does not is killed where it can be."""
+        ...
+
+    def kill(self) -> None:
+        """Ends the core at once, where it is a process. Nothing is completed."""
         ...
 
 
 class ThreadLink:
     """A core in a thread of this process: for tests, and where two processes are too many.
 
-    make: builds the core, in that thread. finish: is called there after the last step.
+    make: builds the core, in that thread. facts: of that core. finish: is called there after the
+    last step.
     """
 
     def __init__(
-        self, make: Callable[[], EngineCore], finish: Callable[[], None] = lambda: None
+        self,
+        make: Callable[[], EngineCore],
+        facts: Callable[[EngineCore], Facts] = core_facts,
+        finish: Callable[[], None] = lambda: None,
     ) -> None:
-        self._make, self._finish = make, finish
+        self._make, self._facts, self._finish = make, facts, finish
         self._frames: asyncio.Queue[FromCore] = asyncio.Queue()
         self._core_loop: CoreLoop | None = None
         self._thread: threading.Thread | None = None
@@ -91,6 +102,9 @@ class ThreadLink:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
 
+    def kill(self) -> None:
+        pass  # a thread cannot be ended
+
     def _run(self, post: Callable[[FromCore], None]) -> None:
         try:
             core = self._make()
@@ -98,7 +112,7 @@ class ThreadLink:
         except BaseException as error:  # whoever waits for Ready is told
             post(Died(type(error).__name__, str(error)))
             return
-        post(Ready(core_facts(core)))
+        post(Ready(self._facts(core)))
         if self._core_loop.run():
             self._finish()
             post(Died("Close", "the core was closed"))
@@ -107,16 +121,17 @@ class ThreadLink:
 class ProcessLink:
     """A core in a process of its own, at the other end of a socket.
 
-    arguments: of `LLM`, as plain values; see `core_process`. program: runs that process when the
-    number of its socket is added.
+    arguments: of `LLM`, as plain values; see `core_process`. slow_step: seconds after which a
+    step is reported in the log. program: runs that process when the number of its socket is added.
     """
 
     def __init__(
         self,
         arguments: Mapping[str, Any],
+        slow_step: float = 60.0,
         program: Sequence[str] = (sys.executable, "-m", "pagedkv.server.core_process"),
     ) -> None:
-        self._arguments, self._program = dict(arguments), tuple(program)
+        self._configure, self._program = Configure(dict(arguments), slow_step), tuple(program)
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -137,7 +152,7 @@ class ProcessLink:
                 env=os.environ | {"PYTHONUNBUFFERED": "1"},
             )
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
-        self.send(Configure(self._arguments))
+        self.send(self._configure)
 
     def send(self, message: ToCore) -> None:
         if self._writer is not None and not self._writer.is_closing():
@@ -159,8 +174,16 @@ class ProcessLink:
         if self._writer is not None:
             self._writer.close()
 
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
     async def _ending(self) -> str:
         if self._process is None:
             return "it was not started"
-        code = await asyncio.to_thread(self._process.wait)
+        try:
+            code = await asyncio.to_thread(self._process.wait, _ENDING)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = await asyncio.to_thread(self._process.wait)
         return f"signal {-code}" if code < 0 else f"exit status {code}"

@@ -5,6 +5,7 @@ It ends when it is told to, and when the other end of its socket is gone.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ from typing import Any
 from pagedkv.engine.core_loop import CoreLoop, core_facts
 from pagedkv.engine.llm import LLM
 from pagedkv.engine.tiers import TierConfig
+from pagedkv.engine.watchdog import watching
 from pagedkv.engine.wire import (
     Close,
     Configure,
@@ -71,18 +73,40 @@ class _Frames:
         self._socket.sendall(LENGTH.pack(len(data)) + data)
 
 
-def _listen(frames: _Frames, loop: CoreLoop) -> None:
-    while (message := frames.read()) is not None:
-        loop.send(message)
-    loop.send(Close())
-    # A step that hangs must not keep a process alive that nobody can reach any more.
-    threading.Timer(_GRACE, os._exit, [1]).start()
+class _Listener:
+    """Takes the messages from the front, in a thread of its own.
+
+    While there is no loop the process ends with the first of them, or with its front: nobody
+    waits for the model any more.
+    """
+
+    def __init__(self, frames: _Frames) -> None:
+        self._frames = frames
+        self._loop: CoreLoop | None = None
+        threading.Thread(target=self._listen, name="pagedkv-listener", daemon=True).start()
+
+    def pass_on_to(self, loop: CoreLoop) -> None:
+        """Before the front is told that the core is ready."""
+        self._loop = loop
+
+    def _listen(self) -> None:
+        while (message := self._frames.read()) is not None:
+            self._taker().send(message)
+        self._taker().send(Close())
+        # A step that hangs must not keep a process alive that nobody can reach any more.
+        threading.Timer(_GRACE, os._exit, [1]).start()
+
+    def _taker(self) -> CoreLoop:
+        if self._loop is None:
+            os._exit(1)
+        return self._loop
 
 
 def _serve(frames: _Frames) -> int:
     configure = frames.read()
     if not isinstance(configure, Configure):
         return 1
+    listener = _Listener(frames)
     try:
         llm = make_llm(configure.arguments)
     except (PagedKVError, MemoryError) as error:
@@ -90,9 +114,9 @@ def _serve(frames: _Frames) -> int:
         return 1
     core = llm.engine.core
     loop = CoreLoop(core, frames.write)
+    listener.pass_on_to(loop)
     frames.write(Ready(core_facts(core, str(llm.folder), llm.report.lines())))
-    threading.Thread(target=_listen, args=(frames, loop), daemon=True).start()
-    with closing(llm):
+    with closing(llm), watching(loop, configure.slow_step):
         return 0 if loop.run() else 1
 
 
@@ -100,6 +124,7 @@ def main() -> int:
     # Ctrl-C in a terminal reaches the whole group: the front decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s:     engine: %(message)s")
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         try:
             return _serve(_Frames(connection))

@@ -8,8 +8,11 @@ from fastapi.responses import JSONResponse
 from pagedkv.server.async_engine import AsyncEngine
 
 
-def router(engine: AsyncEngine) -> APIRouter:
-    """`/health`: the process answers and its core lives. `/ready`: it takes requests."""
+def router(engine: AsyncEngine, slow_step: float) -> APIRouter:
+    """`/health`: the process answers and its core lives. `/ready`: it takes requests.
+
+    slow_step: seconds after which a core that has work and brings nothing is not ready.
+    """
     routes = APIRouter()
 
     @routes.get("/health")
@@ -24,6 +27,10 @@ def router(engine: AsyncEngine) -> APIRouter:
             return JSONResponse({"status": "dead", "reason": str(engine.dead)}, 503)
         if engine.draining:
             return JSONResponse({"status": "draining"}, 503)
+        silent = engine.silent_for()
+        if silent > slow_step:
+            reason = f"a step has been running for {silent:.1f} seconds"
+            return JSONResponse({"status": "slow", "reason": reason}, 503)
         return JSONResponse({"status": "ready"})
 
     return routes

@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 from transformers import PreTrainedTokenizerBase
 
+from pagedkv.engine.core import EngineCore
+from pagedkv.engine.core_loop import core_facts
 from pagedkv.engine.facts import Facts
+from pagedkv.engine.llm import LLM
+from pagedkv.errors import ConfigError, EngineDeadError, PagedKVError
 from pagedkv.models.tokenizer import load_tokenizer
 from pagedkv.server.app import create_app
 from pagedkv.server.async_engine import AsyncEngine
-from pagedkv.server.core_link import ProcessLink
-from pagedkv.server.keys import KeyRing
+from pagedkv.server.core_link import CoreLink, ProcessLink, ThreadLink
+from pagedkv.server.core_process import make_llm
+from pagedkv.server.http_protocol import PatientProtocol
+from pagedkv.server.settings import ServerSettings, ServeSettings
+
+# Exit status: 0 told to end, 1 the core has died. A signal that ends it at once adds its number.
+_DIED = 1
+_SIGNALLED = 128
+# Seconds for answers that are complete to reach their clients when the server ends.
+_LAST_WRITES = 5
+
+_LOG = logging.getLogger("pagedkv.server")
 
 
 def tokenizer_of(facts: Facts) -> PreTrainedTokenizerBase | None:
@@ -23,23 +44,171 @@ def tokenizer_of(facts: Facts) -> PreTrainedTokenizerBase | None:
     return None if facts.folder is None else load_tokenizer(Path(facts.folder))
 
 
-async def serve(
-    arguments: Mapping[str, Any], models: tuple[str, ...], host: str, port: int, keys: KeyRing
-) -> int:
-    """Serves until a signal comes; the exit status. `arguments`: of the core, see `ProcessLink`."""
-    engine = AsyncEngine(ProcessLink(arguments), tokenizer_of)
-    await engine.start()
-    app = create_app(engine, models, keys)
-    config = uvicorn.Config(app, host=host, port=port, log_level="info")
-    try:
-        await uvicorn.Server(config).serve()
-    finally:
+def run(settings: ServeSettings) -> int:
+    """Serves until a signal comes or the core dies; the exit status.
+
+    ConfigError, PagedKVError: nothing could be started, and nothing is left running.
+    """
+    level = settings.server.log_level.upper()
+    logging.basicConfig(level=level, format="%(levelname)s:     %(message)s")
+    return asyncio.run(_serve(settings))
+
+
+async def _serve(settings: ServeSettings) -> int:
+    given = settings.server
+    with _bound(given) as listener:
+        link = _link(settings)
+        stop = _Stop(link)
+        engine = AsyncEngine(link, tokenizer_of, seed=settings.engine.seed)
+        if not await _started(engine, stop):
+            return _SIGNALLED + stop.signal
+        for line in engine.facts.report:
+            _LOG.info("%s", line)
+        server = _Server(_http(create_app(engine, settings), given))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        _LOG.info("serving %s at %s", ", ".join(settings.model_names()), _address(listener))
+        await _first(serving, stop.wait(), engine.died())
+        if not serving.done():
+            await _drain(engine, given.drain_timeout)
+            server.should_exit = True
+        status = _DIED if engine.dead is not None else 0
+        try:
+            await serving
+        finally:
+            await engine.close()
+        return status
+
+
+def _link(settings: ServeSettings) -> CoreLink:
+    arguments = settings.core_arguments()
+    if settings.server.engine_process:
+        return ProcessLink(arguments, settings.server.watchdog_after)
+    made: list[LLM] = []
+
+    def make() -> EngineCore:
+        made.append(make_llm(arguments))
+        return made[0].engine.core
+
+    return ThreadLink(
+        make,
+        facts=lambda core: core_facts(core, str(made[0].folder), made[0].report.lines()),
+        finish=lambda: made[0].close(),
+    )
+
+
+def _http(app: FastAPI, given: ServerSettings) -> uvicorn.Config:
+    protocol = partial(
+        PatientProtocol, reader_timeout=given.reader_timeout, head_timeout=given.reader_timeout
+    )
+    return uvicorn.Config(
+        app,
+        http=protocol,  # type: ignore[arg-type]  # wants a class, and only calls it
+        h11_max_incomplete_event_size=given.max_header_bytes,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=given.log_level == "debug",
+        timeout_graceful_shutdown=_LAST_WRITES,
+    )
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """None: they are `_Stop`'s."""
+        yield
+
+
+class _Stop:
+    """SIGTERM and SIGINT: the first asks for the end, the second ends everything at once."""
+
+    def __init__(self, link: CoreLink) -> None:
+        self.signal = 0
+        self._link, self._asked = link, asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._take, number)
+
+    async def wait(self) -> None:
+        """Until the first."""
+        await self._asked.wait()
+
+    def _take(self, number: int) -> None:
+        if self.signal:
+            self._link.kill()
+            os._exit(_SIGNALLED + number)
+        self.signal = number
+        self._asked.set()
+
+
+@contextmanager
+def _bound(given: ServerSettings) -> Iterator[socket.socket]:
+    """A socket that has its address and does not listen yet: known before a model is loaded."""
+    if given.uds is not None:
+        family, address = socket.AF_UNIX, str(given.uds)
+        where = f"uds={address!r}"
+    else:
+        family = socket.AF_INET6 if ":" in given.host else socket.AF_INET
+        address = (given.host, given.port)  # type: ignore[assignment]  # of the other family
+        where = f"host={given.host!r} port={given.port}"
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen at {where}: {error.strerror}: choose another"
+            ) from None
+        try:
+            yield listener
+        finally:
+            if given.uds is not None:
+                given.uds.unlink(missing_ok=True)
+
+
+def _address(listener: socket.socket) -> str:
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def _started(engine: AsyncEngine, stop: _Stop) -> bool:
+    """Waits for the model. False: a signal came first."""
+    starting = asyncio.create_task(engine.start())
+    await _first(starting, stop.wait())
+    if not starting.done():
+        starting.cancel()
+        engine.kill()
         await engine.close()
-    return 0
+        return False
+    try:
+        await starting
+    except EngineDeadError as dead:
+        await engine.close()
+        raise PagedKVError(dead.reason) from None
+    return True
 
 
-def run(
-    arguments: Mapping[str, Any], models: tuple[str, ...], host: str, port: int, keys: KeyRing
-) -> int:
-    """`serve` in an event loop of its own."""
-    return asyncio.run(serve(arguments, models, host, port, keys))
+async def _drain(engine: AsyncEngine, timeout: float) -> None:
+    """Takes nothing more and lets what is here end, or gives it up after so many seconds."""
+    if engine.dead is not None:
+        _LOG.error("%s", engine.dead)
+        return
+    _LOG.info("shutting down: %d requests have %g seconds to end", engine.num_live, timeout)
+    engine.drain()
+    try:
+        await asyncio.wait_for(engine.ended(), timeout)
+    except TimeoutError:
+        _LOG.warning("%d requests did not end in time and are given up", engine.num_live)
+        engine.give_up("the server is shutting down and the request did not end in time")
+
+
+async def _first(*what: Any) -> None:
+    """Until one of them is done. Those that are no tasks are cancelled then."""
+    tasks = [asyncio.ensure_future(one) for one in what]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for given, task in zip(what, tasks, strict=True):
+            if given is not task:
+                task.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -10,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from pagedkv.errors import EngineDeadError, OverloadError, RequestError
+from pagedkv.errors import EngineDeadError, OverloadError, RequestError, ShutdownError
 
 # Errors of the engine begin with the field that is wrong, "top_p=2.0 is not valid", or that of a
 # message, "content=5 must be text", or tell of the prompt.
@@ -70,7 +71,16 @@ def server_error(error: Exception) -> tuple[int, Any]:
         return error.status, error_body(str(error), name, code=error.kind)
     if isinstance(error, EngineDeadError):
         return 500, error_body(str(error), "server_error", code="engine_dead")
+    if isinstance(error, ShutdownError):
+        return 503, error_body(str(error), "server_error", code="shutting_down")
     return 500, error_body("an error of the server, see its log", "server_error")
+
+
+def later(error: Exception) -> dict[str, str] | None:
+    """The header that says when to try again, in whole seconds, where that makes sense."""
+    if isinstance(error, OverloadError):
+        return {"retry-after": str(math.ceil(error.retry_after))}
+    return {"retry-after": "1"} if isinstance(error, ShutdownError) else None
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -91,10 +101,11 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestError)
     async def request(_: Request, error: RequestError) -> JSONResponse:
         status, body = request_error(error)
-        return JSONResponse(body, status)
+        return JSONResponse(body, status, headers=later(error))
 
     @app.exception_handler(EngineDeadError)
+    @app.exception_handler(ShutdownError)
     @app.exception_handler(FailedAnswer)
     async def failed(_: Request, error: Exception) -> JSONResponse:
         status, body = server_error(error)
-        return JSONResponse(body, status)
+        return JSONResponse(body, status, headers=later(error))

@@ -73,6 +73,8 @@ _EXTRAS = MappingProxyType(
         "llguidance": "server",
         "prometheus_client": "server",
         "httpx": "server",
+        "opentelemetry": "tracing",
+        "opentelemetry.exporter": "tracing",
     }
 )
 

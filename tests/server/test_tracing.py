@@ -1,0 +1,165 @@
+"""Spans of requests, read back from an exporter in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("opentelemetry.sdk")
+
+from fastapi import FastAPI
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+from serving import MODEL, GatedExecutor, running, toy_core
+from tiny_llm import VOCAB
+
+from pagedkv.engine.core import EngineCore
+from pagedkv.engine.toy import ToyExecutor
+from pagedkv.scheduling.params import SamplingParams
+from pagedkv.server.async_engine import AsyncEngine, Stream
+from pagedkv.server.tracing import RequestTracer, TraceContext, export_to
+
+Spans = Callable[[], tuple[ReadableSpan, ...]]
+
+
+def traced(
+    test: Callable[[AsyncEngine, Spans], Coroutine[Any, Any, None]],
+    core: Callable[[], EngineCore] = toy_core,
+) -> tuple[ReadableSpan, ...]:
+    """Runs the test on a traced engine; the spans that it has left."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+
+    async def main() -> None:
+        async with running(core) as engine:
+            tracer = RequestTracer(provider, MODEL, engine.clock)
+            engine.senders.append(tracer.sent)
+            engine.watchers.append(tracer.take)
+            await test(engine, exporter.get_finished_spans)
+        tracer.close()
+
+    asyncio.run(main())
+    return exporter.get_finished_spans()
+
+
+def submit(engine: AsyncEngine, name: str, prompt: str = "abc", **params: Any) -> Stream:
+    params.setdefault("temperature", 0.0)
+    wanted = SamplingParams(**params)
+    prepared = engine.front.reader.read(name, prompt, wanted, arrival=engine.clock(), tenant="t")
+    return engine.submit(prepared)
+
+
+async def until_end(stream: Stream) -> None:
+    async for _ in stream:
+        pass
+
+
+def test_a_request_is_one_span_with_its_phases_in_order() -> None:
+    async def test(engine: AsyncEngine, spans: Spans) -> None:
+        await until_end(submit(engine, "chatcmpl-1", max_tokens=3, ignore_eos=True))
+
+    (span,) = traced(test)
+    assert span.name == f"chat {MODEL}" and span.kind is SpanKind.SERVER
+    assert [event.name for event in span.events] == ["queue", "prefill", "decode"]
+    times = [span.start_time, *(event.timestamp for event in span.events), span.end_time]
+    assert times == sorted(times) and span.start_time == span.events[0].timestamp
+    seen = dict(span.attributes)
+    assert seen["gen_ai.operation.name"] == "chat" and seen["gen_ai.provider.name"] == "pagedkv"
+    assert seen["gen_ai.request.model"] == seen["gen_ai.response.model"] == MODEL
+    assert seen["gen_ai.response.id"] == "chatcmpl-1" and seen["gen_ai.request.max_tokens"] == 3
+    assert seen["gen_ai.usage.input_tokens"] == seen["gen_ai.usage.output_tokens"] == 3
+    assert seen["gen_ai.response.finish_reasons"] == ("length",)
+    assert seen["pagedkv.tenant"] == "t" and seen["pagedkv.blocks_peak"] == 2
+    assert span.status.status_code is StatusCode.UNSET
+    assert not [value for value in seen.values() if value == "abc"]
+
+
+def test_samples_are_one_span() -> None:
+    async def test(engine: AsyncEngine, spans: Spans) -> None:
+        stream = submit(engine, "cmpl-1", n=3, max_tokens=2, ignore_eos=True, temperature=1.0)
+        await until_end(stream)
+
+    (span,) = traced(test)
+    seen = dict(span.attributes)
+    assert span.name == f"text_completion {MODEL}"
+    assert seen["gen_ai.usage.output_tokens"] == 6 and seen["gen_ai.request.choice.count"] == 3
+    assert seen["gen_ai.response.finish_reasons"] == ("length",) * 3
+
+
+def test_a_failed_step_is_an_error_of_its_span_and_a_cancelled_request_is_none() -> None:
+    class Broken(ToyExecutor):
+        def submit(self, step):
+            if step.index == 1:
+                raise RuntimeError("boom")
+            return super().submit(step)
+
+    executor = GatedExecutor(Broken(64, 4, vocab_size=VOCAB))
+
+    async def test(engine: AsyncEngine, spans: Spans) -> None:
+        await_step = asyncio.to_thread(executor.reached.acquire)
+        failed = submit(engine, "failed", max_tokens=9, ignore_eos=True)
+        await await_step
+        executor.allow(None)
+        await until_end(failed)
+        gone = submit(engine, "gone", max_tokens=50, ignore_eos=True)
+        await gone.__anext__()
+        engine.cancel(gone)
+        async with asyncio.timeout(60):
+            while len(spans()) < 2:
+                await asyncio.sleep(0.001)
+
+    first, second = traced(test, lambda: toy_core(executor=executor))
+    assert first.status.status_code is StatusCode.ERROR and "boom" in first.status.description
+    assert first.attributes["error.type"] == "engine"
+    assert second.status.status_code is StatusCode.UNSET
+    assert second.attributes["gen_ai.response.finish_reasons"] == ("abort",)
+
+
+def test_spans_of_requests_that_never_end_are_ended_with_the_engine() -> None:
+    executor = GatedExecutor(ToyExecutor(64, 4, vocab_size=VOCAB))
+
+    async def test(engine: AsyncEngine, spans: Spans) -> None:
+        stream = submit(engine, "stuck", max_tokens=5)
+        engine.watchers.clear()  # nothing is heard of it any more
+        executor.allow(None)
+        await until_end(stream)
+        assert not spans()
+
+    (span,) = traced(test, lambda: toy_core(executor=executor))
+    assert span.attributes["error.type"] == "engine"
+
+
+def test_a_span_belongs_to_the_one_that_the_client_names() -> None:
+    async def test(engine: AsyncEngine, spans: Spans) -> None:
+        app = FastAPI()
+        app.add_middleware(TraceContext)
+
+        @app.get("/run")
+        async def run() -> None:
+            await until_end(submit(engine, engine.new_id("cmpl"), max_tokens=2))
+
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            parent = f"00-{'a' * 32}-{'b' * 16}-01"
+            for headers in ({"traceparent": parent}, {"traceparent": "nonsense"}, {}):
+                assert (await client.get("/run", headers=headers)).status_code == 200
+
+    named, nonsense, none = traced(test)
+    assert named.context.trace_id == int("a" * 32, 16) and named.parent.span_id == int("b" * 16, 16)
+    assert nonsense.parent is None and none.parent is None
+    assert len({span.context.trace_id for span in (named, nonsense, none)}) == 3
+
+
+def test_the_operator_may_name_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, expected in ((None, "pagedkv"), ("mine", "mine")):
+        if name is not None:
+            monkeypatch.setenv("OTEL_SERVICE_NAME", name)
+        provider = export_to("http://127.0.0.1:9/v1/traces")
+        assert provider.resource.attributes["service.name"] == expected
+        provider.shutdown()

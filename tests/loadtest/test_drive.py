@@ -65,6 +65,7 @@ def test_lateness_is_what_the_generator_itself_lost() -> None:
     outcomes = asyncio.run(run())
     late = [outcome.released - outcome.due for outcome in outcomes]
     assert late == pytest.approx([0.25, 0.25, 0.15])  # the third was due while it slept
+    assert all(outcome.sent == outcome.released for outcome in outcomes)
 
 
 def test_a_limit_of_concurrency_holds_back_and_says_so() -> None:

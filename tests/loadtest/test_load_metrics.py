@@ -134,11 +134,11 @@ def test_the_generator_and_the_limit_are_told_apart() -> None:
 
 
 def test_a_generator_that_is_late_says_that_it_did_not_keep_up() -> None:
-    good = LoadRun([outcome(0, [1], 1, late=0.001)], [0.002]).result(None, [99])
+    good = LoadRun([outcome(0, [1], 1, late=0.05)], [0.002]).result(None, [99])
     assert good["generator_kept_up"] is True
-    late = LoadRun([outcome(0, [1], 1, late=0.02)], []).result(None, [99])
+    late = LoadRun([outcome(0, [1], 1, late=0.2)], []).result(None, [99])
     assert late["generator_kept_up"] is False
-    lagging = LoadRun([outcome(0, [1], 1)], [0.02]).result(None, [99])
+    lagging = LoadRun([outcome(0, [1], 1)], [0.05]).result(None, [99])
     assert lagging["generator_kept_up"] is False
 
 

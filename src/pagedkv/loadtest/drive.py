@@ -40,7 +40,7 @@ class Outcome:
     """A request and what became of it; all times are on the clock of the test.
 
     due: when it was to be sent; released: when the generator came to it; sent: when it was sent,
-    after `released` only where a limit of concurrency held it back.
+    later than that only where a limit of concurrency held it back.
     """
 
     request: LoadRequest
@@ -69,7 +69,8 @@ async def drive(
     if max_concurrency is not None:
         gate = asyncio.Semaphore(max_concurrency)
 
-    async def run(request: LoadRequest, released: float) -> Outcome:
+    async def run(request: LoadRequest) -> Outcome:
+        released = clock.now()
         async with gate:
             sent = clock.now()
             answer = await send(request)
@@ -81,7 +82,7 @@ async def drive(
         running = []
         for request in requests:
             await clock.until(start + request.due)
-            running.append(tasks.create_task(run(request, clock.now())))
+            running.append(tasks.create_task(run(request)))
     return [task.result() for task in running]
 
 

@@ -13,8 +13,9 @@ from pagedkv.loadtest.client import Target, open_client
 from pagedkv.loadtest.drive import MonotonicClock, Outcome, drive, measure_lag
 from pagedkv.loadtest.requests import Goals, LoadRequest
 
-# Above this, waiting in the generator is a part of the latencies that shows.
-TOO_LATE = 0.01  # seconds
+# Milliseconds at P99 above which the generator itself shows in what it measures: in when requests
+# come (a burst takes it a fraction of a millisecond for each), and in when their tokens do.
+_TOO_LATE, _TOO_SLOW = 100.0, 25.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,8 @@ class LoadRun:
             "max_concurrent_requests": metrics.most_at_once(self.outcomes),
             "failures": metrics.failures(self.outcomes),
             "generator": facts,
-            "generator_kept_up": max(facts["p99_lateness_ms"], facts["p99_lag_ms"])
-            <= TOO_LATE * 1e3,
+            "generator_kept_up": facts["p99_lateness_ms"] <= _TOO_LATE
+            and facts["p99_lag_ms"] <= _TOO_SLOW,
             **metrics.groups(self.outcomes, self.duration, goals, percentiles),
         }
 

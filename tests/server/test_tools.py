@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -154,6 +155,21 @@ def test_what_cannot_be_had_is_a_bad_request(
     with pytest.raises(openai.BadRequestError) as caught:
         chat(client, **fields)
     assert caught.value.param == param
+
+
+def test_a_grammar_that_fails_is_an_error_of_its_own_request(client: openai.OpenAI) -> None:
+    """It names a token that the check in front knows and the model does not."""
+    broken = {"structured_outputs": {"grammar": 'start: "x" <[258]>'}}
+
+    def good(seed: int) -> str:
+        return str(chat(client, seed=seed, max_tokens=40).choices[0].message.content)
+
+    alone = [good(seed) for seed in range(4)]
+    with ThreadPoolExecutor(5) as pool:
+        bad = pool.submit(chat, client, extra_body=broken)
+        assert list(pool.map(good, range(4))) == alone
+    with pytest.raises(openai.InternalServerError, match="Token range"):
+        bad.result()
 
 
 # ---- tools

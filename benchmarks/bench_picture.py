@@ -51,7 +51,7 @@ def measure(num_blocks: int, running: int, rounds: int) -> None:
     core = engine(num_blocks, running)
     steps: list[float] = []
     pictures: list[float] = []
-    while len(core.scheduler.running) < running:
+    while len(core.scheduler.roster.running) < running:
         core.step(0.0)
     for _ in range(rounds):
         begin = time.perf_counter()

@@ -16,6 +16,8 @@ from pagedkv.cli.top_frame import View, curve, frame, plain, ranges
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.facts import Facts
 from pagedkv.engine.picture import take_picture
+from pagedkv.engine.status import core_status
+from pagedkv.engine.wire import Batch
 from pagedkv.scheduling.messages import Abort, Add
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.server.app import create_app
@@ -27,7 +29,7 @@ def data_of(core: EngineCore, num_blocks: int, taken: float = 4.9) -> dict:
     """As a server would answer."""
     history = History(Facts(core.scheduler.config, num_blocks, 4, num_blocks), lambda: 5.0)
     picture = take_picture(core)
-    history.correct(picture)
+    history.took(Batch((), None, 0, core_status(core)))
     values = {
         "run": "r",
         "now": 5.0,

@@ -13,8 +13,6 @@ from pagedkv.cache import BlockManager
 from pagedkv.cache.survey import STATES
 from pagedkv.engine import picture
 from pagedkv.engine.picture import NO_OWNER, take_picture
-from pagedkv.engine.toy import payload_bytes
-from pagedkv.tiers.host import HostTier
 
 
 def states_one_by_one(manager: BlockManager) -> list[str]:
@@ -69,7 +67,6 @@ def test_a_picture_of_an_engine_that_has_done_nothing() -> None:
     assert seen["pool"]["numbers"]["free"] == 5
     assert seen["sequences"] == seen["tenants"] == seen["decisions"] == []
     assert seen["waiting"] == {"count": 0, "requests": []}
-    assert seen["tiers"] is None
 
 
 def test_every_step_of_a_run_with_groups_beams_and_preemptions() -> None:
@@ -142,14 +139,6 @@ def test_reserved_slots_hold_no_token_yet_and_leased_blocks_drain() -> None:
         manager.close(seq)
         states = [STATES[i] for i in picture.survey(manager, []).states]
         assert states[:3] == ["draining", "cached", "free"]
-
-
-def test_blocks_below_the_pool_are_counted() -> None:
-    tier = HostTier(1 << 20, payload_bytes(4))
-    run = Run(block_size=4, tier=tier, recovery="swap")
-    run.add("a", range(1, 13), max_tokens=6, ignore_eos=True)
-    run.finish()
-    assert check(run)["tiers"]["stored"] > 0
 
 
 def test_it_travels_as_msgpack_and_as_json() -> None:

@@ -55,9 +55,9 @@ MUTANTS: tuple[Mutant, ...] = (
         "the gauges stay at what the last step left",
         ("mirrors",),
         "server/dashboard/history.py",
-        '        numbers, gauges = picture["pool"]["numbers"], self._now().gauges\n',
-        "        return\n",
-        (_HISTORY + "what_the_picture_says_corrects_what_the_last_step_left",),
+        "        if batch.status is not None:\n",
+        "        if batch.status is not None and batch.stats is not None:\n",
+        (_HISTORY + "requests_that_are_aborted_when_no_step_follows_are_gone",),
     ),
     Mutant(
         "every viewer has the core take a picture",

@@ -69,7 +69,7 @@ def frozen_server(
     finally:
         core.thawed = True
         scheduler = core.scheduler
-        for request in [*scheduler.running, *scheduler.waiting.requests()]:
+        for request in [*scheduler.roster.running, *scheduler.roster.waiting.requests()]:
             core.send(Abort(request.id))
         core.step(0.0)
 
@@ -137,7 +137,7 @@ def test_the_map_has_a_cell_for_every_block_in_the_colour_of_its_state(browser: 
 def test_pointing_at_a_block_says_who_holds_it(browser: Browser) -> None:
     with frozen_server() as (url, core), open_page(browser, url) as page:
         manager = core.scheduler.manager
-        alone = core.scheduler.running[0].branches[0].seq
+        alone = core.scheduler.roster.running[0].branches[0].seq
         block = int(manager.block_table(alone)[2])
         page.mouse.move(*middle(page, block))
         shown = page.locator("#inspector")
@@ -192,7 +192,7 @@ def test_the_keyboard_does_all_that_the_pointer_does(browser: Browser) -> None:
 def test_colours_by_tenant_and_by_holders(browser: Browser) -> None:
     with frozen_server() as (url, core), open_page(browser, url) as page:
         manager = core.scheduler.manager
-        alone, group = core.scheduler.running
+        alone, group = core.scheduler.roster.running
         mine = int(manager.block_table(alone.branches[0].seq)[0])
         ours = int(manager.block_table(group.branches[0].seq)[0])
         page.focus("input[name=mode]:checked")

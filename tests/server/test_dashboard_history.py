@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pagedkv.engine.facts import Facts
+from pagedkv.engine.status import CoreStatus
 from pagedkv.engine.wire import Batch
 from pagedkv.scheduling.config import SchedulerConfig
+from pagedkv.scheduling.counters import EngineCounters, TenantCounters
 from pagedkv.scheduling.messages import Abort, Add, Delta, StepStats
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.tenants import Tenant
@@ -28,12 +30,18 @@ class Watched(History):
         self.sent(Add(name, tuple(range(prompt)), params, self.now, 0, tenant=tenant))
 
     def step(self, *deltas: Delta, **stats) -> None:
-        self.took(Batch(deltas, numbers(**stats) if stats else None, 0))
+        self.took(Batch(deltas, of(StepStats, stats), 0, status(**stats) if stats else None))
 
 
-def numbers(**given) -> StepStats:
-    names = StepStats.__slots__
-    return StepStats(**{name: given.get(name, 0) for name in names})
+def of(kind: type, given: dict):
+    """Zero where nothing is given."""
+    return kind(**{name: given.get(name, 0) for name in kind.__slots__})
+
+
+def status(tenants=(), hits=(), **given) -> CoreStatus:
+    counted = {"tenants": tenants, "prefix_cache_hits": hits, "prefix_cache_queries": 40}
+    counters = of(EngineCounters, counted)
+    return of(CoreStatus, {"block_size": SIZE, "num_blocks": BLOCKS, "counters": counters, **given})
 
 
 def test_before_anything_has_happened_all_blocks_are_free() -> None:
@@ -41,7 +49,7 @@ def test_before_anything_has_happened_all_blocks_are_free() -> None:
     columns = history.columns(-1)["columns"]
     assert columns["free"] == [BLOCKS] and columns["filled"] == [0]
     assert history.recent()["ttft_p50"] is None
-    assert history.hits() == {"queried": 0, "cached": 0}
+    assert history.hits() == {"queried": 0, "found": {}}
 
 
 def test_times_to_tokens() -> None:
@@ -58,13 +66,12 @@ def test_times_to_tokens() -> None:
     # Sample 0: 0.2, and two tokens in 0.2; sample 1: 0.4.
     assert recent["itl_p50"] == pytest.approx(0.2)
     assert recent["itl_p99"] == pytest.approx(0.4)
-    assert history.hits() == {"queried": 10, "cached": 4}
 
 
 def test_a_second_without_news_is_as_the_one_before() -> None:
     history = Watched()
     history.step(
-        blocks_free=50, blocks_cached=20, blocks_held=25, blocks_peak=10, slots_filled=30,
+        blocks_free=50, blocks_cached=20, blocks_held=25, blocks_draining=5, unfilled_slots=25,
         num_running=3, num_waiting=2, num_tokens=7, num_preempted=1,
     )  # fmt: skip
     history.now = 1003.2
@@ -98,29 +105,28 @@ def test_it_forgets() -> None:
     assert len(history._seconds[-1].itl) == MOST_TIMES
 
 
-def test_what_the_picture_says_corrects_what_the_last_step_left() -> None:
-    """All requests are aborted and no step follows: nothing runs or waits any more."""
+def test_requests_that_are_aborted_when_no_step_follows_are_gone() -> None:
     history = Watched()
     history.step(blocks_held=40, blocks_cached=60, num_running=8, num_waiting=9)
-    counted = {"free": 70, "cached": 30, "held": 0, "shared": 0, "draining": 0}
-    history.correct({"pool": {"numbers": counted}, "tenants": [], "waiting": {"count": 0}})
+    history.took(Batch((), None, 0, status(blocks_free=70, blocks_cached=30)))
     columns = history.columns(-1)["columns"]
     assert columns["running"] == columns["waiting"] == columns["filled"] == [0]
     assert columns["free"] == [70]
 
 
-def test_service_of_tenants() -> None:
+def test_service_of_tenants_and_hits_by_tier() -> None:
     history = Watched(tenants=(("big", Tenant(weight=4)),))
-    history.add("a", prompt=10, tenant="big")
-    history.add("b", prompt=5)
-    history.step(Delta("a", 0, (1,)), Delta("b", 0, (1, 2)))
-    history.step(Delta("a", 0, (1,)))
+    one = TenantCounters("big", 1, 10, 1), TenantCounters(None, 1, 5, 2)
+    history.took(Batch((), None, 0, status(one, (("device", 7), ("host", 3)))))
+    two = TenantCounters("big", 1, 10, 2), TenantCounters(None, 1, 5, 2)
+    history.took(Batch((), None, 0, status(two, (("device", 9), ("host", 3)))))
     running = [{"tenant": "new", "running": 1, "waiting": 2, "blocks": 3}]
     big, nobody, new = history.tenants(running)
     assert (big["tenant"], big["weight"], big["recent"]) == ("big", 4, 14)
     assert (nobody["tenant"], nobody["prompt_tokens"], nobody["output_tokens"]) == (None, 5, 2)
     assert nobody["recent"] == 9 and nobody["running"] == 0
     assert (new["running"], new["waiting"], new["blocks"], new["recent"]) == (1, 2, 3, 0)
+    assert history.hits() == {"queried": 40, "found": {"device": 9, "host": 3}}
     history.now += 61
     assert {entry["recent"] for entry in history.tenants([])} == {0}
     assert {entry["prompt_tokens"] for entry in history.tenants([])} == {10, 5}

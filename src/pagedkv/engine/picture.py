@@ -47,23 +47,19 @@ def take_picture(core: EngineCore) -> dict[str, Any]:
     waiting: `count`, and some of the `requests`, first of each tenant first.
     tenants: requests that run and wait, and blocks whose first holder is one of the tenant's.
     decisions: the last ones in words, oldest first, without what is written for every prefill.
-    tiers: blocks moved to and from the tiers below since the start; None where there is none.
     """
-    scheduler = core.scheduler
-    branches = [branch for request in scheduler.running for branch in request.branches]
+    scheduler, roster = core.scheduler, core.scheduler.roster
+    branches = roster.branches
     seen = survey(scheduler.manager, [branch.seq for branch in branches])
-    tiering = scheduler.tiering
-    stats = None if tiering is None else tiering.stats
     return {
         "pool": _pool(scheduler.manager, seen),
         "sequences": _sequences(scheduler.manager, branches),
         "waiting": {
-            "count": len(scheduler.waiting),
-            "requests": [_waiting(request) for request in _first(scheduler.waiting)],
+            "count": len(roster.waiting),
+            "requests": [_waiting(request) for request in _first(roster.waiting)],
         },
-        "tenants": _tenants(scheduler.running, scheduler.waiting, branches, seen),
+        "tenants": _tenants(roster.running, roster.waiting, branches, seen),
         "decisions": _decisions(scheduler.log.decisions),
-        "tiers": stats and {name: getattr(stats, name) for name in stats.__slots__},
     }
 
 

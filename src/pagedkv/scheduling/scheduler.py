@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +20,6 @@ from pagedkv.scheduling.namespaces import public_length
 from pagedkv.scheduling.overload import Overload
 from pagedkv.scheduling.planning import Planner
 from pagedkv.scheduling.policies import make_policy
-from pagedkv.scheduling.queue import WaitingQueue
 from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.results import take_result
 from pagedkv.scheduling.roster import Roster
@@ -238,16 +236,6 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         roster = self._roster
         return SchedulerStats(len(roster.running), len(roster.waiting), roster.num_preemptions)
-
-    @property
-    def running(self) -> Sequence[Request]:
-        """In order of service. To look at, between two steps."""
-        return self._roster.running
-
-    @property
-    def waiting(self) -> WaitingQueue:
-        """To look at, between two steps."""
-        return self._roster.waiting
 
     @property
     def counters(self) -> EngineCounters:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagedkv.engine.facts import Facts
+from pagedkv.engine.status import CoreStatus
 from pagedkv.engine.wire import Batch
-from pagedkv.scheduling.messages import Add, Delta, StepStats
+from pagedkv.scheduling.counters import EngineCounters, TenantCounters
+from pagedkv.scheduling.messages import Add, Delta
 from pagedkv.scheduling.policies.fair import OUTPUT_WEIGHT, PROMPT_WEIGHT
 from pagedkv.scheduling.tenants import TenantTable
 
@@ -60,7 +62,7 @@ class History:
     """What happens to requests, kept for KEPT seconds and no longer. In one thread.
 
     Service is counted as by the fair policies, whatever the policy is: 1 a prompt token, when the
-    request's first token comes, and 2 an output token.
+    request's first token is drawn, and 2 an output token.
     clock: seconds, that of the requests' arrivals.
     """
 
@@ -70,9 +72,8 @@ class History:
         start = _Second(0, _Gauges(free=facts.num_blocks))
         self._seconds: deque[_Second] = deque([start], maxlen=KEPT)
         self._live: dict[str, _Live] = {}
-        self._prompt_tokens: Counter[str | None] = Counter()
-        self._output_tokens: Counter[str | None] = Counter()
-        self._queried = self._cached = 0
+        self._counters: EngineCounters | None = None
+        self._served: Counter[str | None] = Counter()  # by tenant, as of `_counters`
 
     def sent(self, message: object) -> None:
         """A message goes to the core."""
@@ -89,22 +90,9 @@ class History:
         if batch.stats is not None:
             second.tokens += batch.stats.num_tokens
             second.preemptions += batch.stats.num_preempted
-            second.gauges = self._gauges(batch.stats)
-
-    def correct(self, picture: dict[str, Any]) -> None:
-        """What is there now: ends that no step followed have changed it."""
-        numbers, gauges = picture["pool"]["numbers"], self._now().gauges
-        held = numbers["held"] + numbers["shared"]
-        share = gauges.filled / (gauges.filled + gauges.empty) if gauges.filled else 1.0
-        self._now().gauges = _Gauges(
-            held * share,
-            held * (1 - share),
-            numbers["draining"],
-            numbers["cached"],
-            numbers["free"],
-            sum(tenant["running"] for tenant in picture["tenants"]),
-            picture["waiting"]["count"],
-        )
+        if batch.status is not None:
+            second.gauges = _gauges(batch.status)
+            self._take_counters(second, batch.status.counters)
 
     def columns(self, since: int) -> dict[str, Any]:
         """Figures of the seconds after `since`, ascending, by name: lists as long as `second`.
@@ -146,9 +134,12 @@ class History:
             "waste": now.gauges.empty / held if held else 0.0,
         }
 
-    def hits(self) -> dict[str, int]:
-        """Prompt tokens of requests that have started, and how many of them were found cached."""
-        return {"queried": self._queried, "cached": self._cached}
+    def hits(self) -> dict[str, Any]:
+        """Tokens looked up when requests first started, and how many were found in each tier."""
+        counters = self._counters
+        if counters is None:
+            return {"queried": 0, "found": {}}
+        return {"queried": counters.prefix_cache_queries, "found": dict(counters.prefix_cache_hits)}
 
     def tenants(self, picture: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         """What each tenant runs (`tenants` of a picture) and was given, the busiest first."""
@@ -158,7 +149,10 @@ class History:
             if second.second > now - RECENT:
                 recent += second.service
         seen = {entry["tenant"]: entry for entry in picture}
-        names = dict.fromkeys([*seen, *self._prompt_tokens])
+        counters = () if self._counters is None else self._counters.tenants
+        counted = {tenant.tenant: tenant for tenant in counters}
+        names = dict.fromkeys([*seen, *counted])
+        nothing = TenantCounters(None)
         found = [
             {
                 "running": 0,
@@ -167,8 +161,8 @@ class History:
                 **seen.get(name, {}),
                 "tenant": name,
                 "weight": self._tenants[name].weight,
-                "prompt_tokens": self._prompt_tokens[name],
-                "output_tokens": self._output_tokens[name],
+                "prompt_tokens": counted.get(name, nothing).prompt_tokens,
+                "output_tokens": counted.get(name, nothing).generation_tokens,
                 "recent": recent[name],
             }
             for name in names
@@ -183,44 +177,42 @@ class History:
         return self._seconds[-1]
 
     def _take(self, second: _Second, live: _Live, delta: Delta, now: float) -> None:
-        add, tenant = live.add, live.add.tenant
+        add = live.add
         if delta.token_ids:
             drawn = len(delta.token_ids)
             if not live.last:
-                self._note_start(second, add, delta)
                 if add.beam is None and len(second.ttft) < MOST_TIMES:
                     second.ttft.append(now - add.arrival)
             elif delta.sample in live.last and len(second.itl) < MOST_TIMES:
                 second.itl.append((now - live.last[delta.sample]) / drawn)
             live.last[delta.sample] = now
             second.output_tokens += drawn
-            second.service[tenant] += int(OUTPUT_WEIGHT) * drawn
-            self._output_tokens[tenant] += drawn
         live.ended += delta.finish_reason is not None
         # What could not be read at all has one end, whatever number of samples was wanted.
         if live.ended == add.params.n or delta.finish_reason == "error":
             del self._live[delta.request_id]
 
-    def _note_start(self, second: _Second, add: Add, delta: Delta) -> None:
-        prompt = len(add.prompt)
-        second.service[add.tenant] += int(PROMPT_WEIGHT) * prompt
-        self._prompt_tokens[add.tenant] += prompt
-        self._queried += prompt
-        self._cached += delta.num_cached_tokens
+    def _take_counters(self, second: _Second, counters: EngineCounters) -> None:
+        """What tenants were given since the last time."""
+        self._counters = counters
+        for tenant in counters.tenants:
+            served = int(PROMPT_WEIGHT) * tenant.prompt_tokens
+            served += int(OUTPUT_WEIGHT) * tenant.generation_tokens
+            second.service[tenant.tenant] += served - self._served[tenant.tenant]
+            self._served[tenant.tenant] = served
 
-    def _gauges(self, stats: StepStats) -> _Gauges:
-        slots = stats.blocks_peak * self._facts.block_size
-        share = stats.slots_filled / slots if slots else 1.0  # while the step ran
-        free, cached, held = stats.blocks_free, stats.blocks_cached, stats.blocks_held
-        return _Gauges(
-            held * share,
-            held * (1 - share),
-            self._facts.num_blocks - free - cached - held,
-            cached,
-            free,
-            stats.num_running,
-            stats.num_waiting,
-        )
+
+def _gauges(status: CoreStatus) -> _Gauges:
+    empty = status.unfilled_slots / status.block_size
+    return _Gauges(
+        status.blocks_held - empty,
+        empty,
+        status.blocks_draining,
+        status.blocks_cached,
+        status.blocks_free,
+        status.num_running,
+        status.num_waiting,
+    )
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:

@@ -95,7 +95,6 @@ def router(engine: AsyncEngine, model: str) -> APIRouter:
         except NoPicture as error:
             body = {"error": {"message": str(error), "type": "server_error"}}
             return JSONResponse(body, 503)
-        history.correct(picture.values)
         values = {
             "run": run,
             "now": engine.clock(),

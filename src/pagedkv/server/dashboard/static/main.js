@@ -115,8 +115,7 @@ class Page {
     this.waitingTable.show(picture.waiting.requests, colourOf, now);
     setText($("waiting-summary"), summary(picture.waiting.count, "request"));
     this.tenantTable.show(data.tenants, colourOf);
-    const loaded = picture.tiers ? picture.tiers.loaded * this.pool.block_size : 0;
-    this.hits.show({ ...data.hits, loaded });
+    this.hits.show(data.hits);
     this.decisions.show(picture.decisions, now);
   }
 

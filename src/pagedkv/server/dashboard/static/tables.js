@@ -1,9 +1,11 @@
 // Tables whose rows stay the same elements while their figures change: focus and selection stay.
 
-import { ago, clientName, count, duration, element, percent, ranges, setText, short, shortName, swatch } from "./format.js";
+import { ago, clientName, count, duration, element, percent, plural, ranges, setText, short, shortName, swatch } from "./format.js";
 
 const MOST_ROWS = 100;
 const MOST_RANGES = 14;
+const TIERS = ["held", "cached", "draining"]; // colours, from the device down
+const TIER_WORDS = { device: "in the pool", host: "in host memory", disk: "on disk", computed: "computed" };
 
 class Table {
   // columns: [heading, class]; the first cell of a row is what `head` makes.
@@ -187,30 +189,35 @@ export class Tenants {
 export class Hits {
   constructor(parent) {
     this.bar = element("div", { class: "bar", "aria-hidden": "true" });
-    this.text = element("p", { class: "muted" });
-    this.parts = ["held", "draining"].map((name) => {
-      const part = this.bar.appendChild(element("i"));
-      part.style.background = `var(--${name})`;
-      return part;
-    });
     this.legend = element("ul", { class: "legend" });
-    this.values = [["held", "in the pool"], ["draining", "in a lower tier"], ["free", "computed"]].map(([name, label]) => {
-      const value = element("b");
-      this.legend.append(element("li", {}, swatch(name), `${label} `, value));
-      return value;
-    });
+    this.text = element("p", { class: "muted" });
+    this.parts = new Map(); // by tier: [part of the bar, value in the legend]
     parent.append(element("h3", {}, "Prompt tokens found"), this.bar, this.legend, this.text);
   }
 
-  show({ queried, cached, loaded }) {
-    const below = Math.min(cached, loaded);
-    [cached - below, below].forEach((value, i) => {
-      this.parts[i].style.width = queried ? `${(100 * value) / queried}%` : "0";
+  // found: tokens by tier, from the device down.
+  show({ queried, found }) {
+    const rest = queried - Object.values(found).reduce((sum, tokens) => sum + tokens, 0);
+    const entries = [...Object.entries(found), ["computed", rest]];
+    entries.forEach(([tier, tokens], i) => {
+      const colour = tier === "computed" ? "free" : TIERS[i];
+      const [part, value] = this.parts.get(tier) ?? this.add(tier, colour);
+      part.style.width = queried ? `${(100 * tokens) / queried}%` : "0";
+      setText(value, percent(tokens, queried));
     });
-    [cached - below, below, queried - cached].forEach((value, i) => {
-      setText(this.values[i], percent(value, queried));
-    });
-    setText(this.text, queried ? `of ${count(queried)} prompt tokens` : "No prompt has been looked up yet.");
+    setText(this.text, queried ? `of ${plural(queried, "prompt token")}` : "No prompt has been looked up yet.");
+  }
+
+  add(tier, colour = "tenant-more") {
+    const part = element("i");
+    part.style.background = `var(--${colour})`;
+    const value = element("b");
+    const entry = element("li", {}, swatch(colour), `${TIER_WORDS[tier] ?? tier} `, value);
+    const last = this.parts.get("computed"); // stays behind the tiers
+    this.bar.insertBefore(part, last?.[0] ?? null);
+    this.legend.insertBefore(entry, last?.[1].parentElement ?? null);
+    this.parts.set(tier, [part, value]);
+    return this.parts.get(tier);
   }
 }
 

@@ -20,6 +20,7 @@ import catalogue_dashboard
 import catalogue_deadlines
 import catalogue_eviction
 import catalogue_fairness
+import catalogue_figures
 import catalogue_grammar
 import catalogue_keys
 import catalogue_log
@@ -41,6 +42,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *catalogue_log.MUTANTS,
     *catalogue_deadlines.MUTANTS,
     *catalogue_fairness.MUTANTS,
+    *catalogue_figures.MUTANTS,
     *catalogue_pressure.MUTANTS,
     *catalogue_tiers.MUTANTS,
     *catalogue_attention.MUTANTS,

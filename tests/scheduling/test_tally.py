@@ -341,6 +341,32 @@ def test_usage_of_the_pool_stays_within_bounds_while_blocks_drain() -> None:
     run.check_idle()
 
 
+def test_a_tail_that_samples_share_is_waste_once() -> None:
+    run = Run(block_size=4)
+    run.add("a", range(6), n=2, temperature=1.0, max_tokens=3)
+    run.step()
+    # The prompt has been computed and forked; nobody has written behind it yet.
+    assert run.status.blocks_held == 2 and run.status.blocks_shared == 2
+    assert run.status.unfilled_slots == 2
+    run.finish()
+
+
+def test_a_request_that_leaves_is_swapped_out_no_more() -> None:
+    size = payload_bytes(4)
+    run = Run(block_size=4, tier=HostTier(100 * size, size), recovery="swap")
+    run.add("a", range(10), max_tokens=9)
+    for _ in range(3):
+        run.step()
+    request = run.request("a")
+    assert request is not None
+    run.scheduler._roster.preempt(request, 3)
+    assert core_status(run.core).num_swapped_out == 1
+    run.abort("a")
+    run.step()
+    assert run.status.num_swapped_out == 0
+    run.finish()
+
+
 # ---- what the parts of a step take
 
 

@@ -271,6 +271,14 @@ def test_tenants_beyond_the_cap_share_series_that_never_fall() -> None:
     serve(test, app=app)
 
 
+def test_the_operator_may_turn_metrics_off() -> None:
+    async def test(served: Served) -> None:
+        await served.run("abc", max_tokens=2)
+        assert (await served.client.get("/metrics")).status_code == 404
+
+    serve(test, app=lambda engine: create_app(engine, settings(metrics=False)))
+
+
 def test_slo_attainment_is_counted_by_tenant() -> None:
     async def test(served: Served) -> None:
         await served.run("abc", tenant="a", max_tokens=3, ttft_slo=1e6, tpot_slo=1e6)

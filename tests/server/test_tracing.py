@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import threading
 from collections.abc import Callable, Coroutine
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import httpx
@@ -16,14 +19,15 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
-from serving import MODEL, GatedExecutor, running, toy_core
+from serving import MODEL, GatedExecutor, running, settings, toy_core
 from tiny_llm import VOCAB
 
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.toy import ToyExecutor
 from pagedkv.scheduling.params import SamplingParams
+from pagedkv.server.app import create_app
 from pagedkv.server.async_engine import AsyncEngine, Stream
-from pagedkv.server.tracing import RequestTracer, TraceContext, export_to
+from pagedkv.server.tracing import RequestTracer, TraceContext, Tracing
 
 Spans = Callable[[], tuple[ReadableSpan, ...]]
 
@@ -160,6 +164,45 @@ def test_the_operator_may_name_the_service(monkeypatch: pytest.MonkeyPatch) -> N
     for name, expected in ((None, "pagedkv"), ("mine", "mine")):
         if name is not None:
             monkeypatch.setenv("OTEL_SERVICE_NAME", name)
-        provider = export_to("http://127.0.0.1:9/v1/traces")
-        assert provider.resource.attributes["service.name"] == expected
-        provider.shutdown()
+        tracing = Tracing("http://127.0.0.1:9/v1/traces")
+        assert tracing.provider.resource.attributes["service.name"] == expected
+        tracing.close()
+
+
+def test_spans_reach_a_collector() -> None:
+    """By OTLP over HTTP, at the latest when the server ends."""
+    received: list[bytes] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(self.rfile.read(int(self.headers["content-length"])))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    async def main(tracing: Tracing) -> None:
+        async with running() as engine:
+            app = create_app(engine, settings())
+            tracing.follow(app, engine, MODEL)
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+                body = {"model": MODEL, "prompt": "abc", "max_tokens": 2}
+                headers = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
+                answer = await client.post("/v1/completions", json=body, headers=headers)
+                assert answer.status_code == 200
+
+    with HTTPServer(("127.0.0.1", 0), Collector) as collector:
+        thread = threading.Thread(target=collector.serve_forever)
+        thread.start()
+        try:
+            tracing = Tracing(f"http://127.0.0.1:{collector.server_port}/v1/traces")
+            asyncio.run(main(tracing))
+            tracing.close()
+        finally:
+            collector.shutdown()
+            thread.join()
+    body = gzip.decompress(received[0]) if received[0][:2] == b"\x1f\x8b" else received[0]
+    assert b"gen_ai.operation.name" in body and b"text_completion" in body
+    assert bytes.fromhex("a" * 32) in body and bytes.fromhex("b" * 16) in body

@@ -25,8 +25,6 @@ def create_app(engine: AsyncEngine, settings: ServeSettings) -> FastAPI:
     app.include_router(health.router(engine, given.watchdog_after))
     app.include_router(openai.router(engine, models))
     app.include_router(dashboard.router(engine, models[0]))
-    metrics = Metrics(engine, models[0])
-    app.include_router(metrics_router(metrics))
     # The last one added is the outermost: nothing is read for those who may not come in.
     app.add_middleware(
         ExchangeMiddleware,
@@ -36,7 +34,10 @@ def create_app(engine: AsyncEngine, settings: ServeSettings) -> FastAPI:
         lifetime=engine.lifetime,
     )
     app.add_middleware(KeyMiddleware, ring=KeyRing.of(settings))
-    app.add_middleware(ResponseCounter, count=metrics.count_response)
+    if given.metrics:
+        metrics = Metrics(engine, models[0], given.max_tenant_labels)
+        app.include_router(metrics_router(metrics))
+        app.add_middleware(ResponseCounter, count=metrics.count_response)
     if given.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI
 from transformers import PreTrainedTokenizerBase
 
+from pagedkv import extras
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.core_loop import core_facts
 from pagedkv.engine.facts import Facts
@@ -29,6 +30,9 @@ from pagedkv.server.core_link import CoreLink, ProcessLink, ThreadLink
 from pagedkv.server.core_process import make_llm
 from pagedkv.server.http_protocol import PatientProtocol
 from pagedkv.server.settings import ServerSettings, ServeSettings
+
+if TYPE_CHECKING:
+    from pagedkv.server.tracing import Tracing
 
 # Exit status: 0 told to end, 1 the core has died. A signal that ends it at once adds its number.
 _DIED = 1
@@ -56,6 +60,7 @@ def run(settings: ServeSettings) -> int:
 
 async def _serve(settings: ServeSettings) -> int:
     given = settings.server
+    tracing = _tracing(given.otlp_traces_endpoint)
     with _bound(given) as listener:
         link = _link(settings)
         stop = _Stop(link)
@@ -64,7 +69,10 @@ async def _serve(settings: ServeSettings) -> int:
             return _SIGNALLED + stop.signal
         for line in engine.facts.report:
             _LOG.info("%s", line)
-        server = _Server(_http(create_app(engine, settings), given))
+        app = create_app(engine, settings)
+        if tracing is not None:
+            tracing.follow(app, engine, settings.model_names()[0])
+        server = _Server(_http(app, given))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         _LOG.info("serving %s at %s", ", ".join(settings.model_names()), _address(listener))
         await _first(serving, stop.wait(), engine.died())
@@ -76,7 +84,18 @@ async def _serve(settings: ServeSettings) -> int:
             await serving
         finally:
             await engine.close()
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
         return status
+
+
+def _tracing(endpoint: str | None) -> Tracing | None:
+    """MissingExtraError: there is nothing to trace with."""
+    if endpoint is None:
+        return None
+    with extras():
+        from pagedkv.server.tracing import Tracing
+    return Tracing(endpoint)
 
 
 def _link(settings: ServeSettings) -> CoreLink:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from fastapi import FastAPI
 from opentelemetry import context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.propagate import extract
@@ -24,19 +25,37 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pagedkv.engine.wire import Batch
 from pagedkv.scheduling.messages import Add, Delta, Message, RequestUsage
+from pagedkv.server.async_engine import AsyncEngine
 
 _SERVICE = "pagedkv"
 
 
-def export_to(endpoint: str) -> TracerProvider:
-    """Spans go to `endpoint` by OTLP over HTTP, in batches; `shutdown` sends what is left.
+class Tracing:
+    """Spans of an engine's requests go to `endpoint` by OTLP over HTTP, in batches.
 
     The SDK's own variables hold for all else, such as OTEL_SERVICE_NAME and OTEL_TRACES_SAMPLER.
     """
-    named = "OTEL_SERVICE_NAME" in os.environ
-    provider = TracerProvider(resource=Resource.create({} if named else {SERVICE_NAME: _SERVICE}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
-    return provider
+
+    def __init__(self, endpoint: str) -> None:
+        named = "OTEL_SERVICE_NAME" in os.environ
+        resource = Resource.create({} if named else {SERVICE_NAME: _SERVICE})
+        self.provider = TracerProvider(resource=resource)
+        self.provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
+        self._tracers: list[RequestTracer] = []
+
+    def follow(self, app: FastAPI, engine: AsyncEngine, model: str) -> None:
+        """From now on the requests of this application; it has not answered any yet."""
+        tracer = RequestTracer(self.provider, model, engine.clock)
+        engine.senders.append(tracer.sent)
+        engine.watchers.append(tracer.take)
+        app.add_middleware(TraceContext)
+        self._tracers.append(tracer)
+
+    def close(self) -> None:
+        """Ends all spans and sends what is left; this may take seconds."""
+        for tracer in self._tracers:
+            tracer.close()
+        self.provider.shutdown()
 
 
 class TraceContext:

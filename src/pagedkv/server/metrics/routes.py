@@ -11,17 +11,14 @@ from pagedkv.server.async_engine import AsyncEngine
 from pagedkv.server.metrics.requests import RequestMeter
 from pagedkv.server.metrics.status import StatusCollector
 
-# Tenants with series of their own.
-MAX_TENANTS = 32
-
 
 class Metrics:
     """The metrics of one application: its own registry, fed by what passes the engine's front.
 
-    model: the name under which the model is served.
+    model: the name under which the model is served. max_tenants: see `StatusCollector`.
     """
 
-    def __init__(self, engine: AsyncEngine, model: str, max_tenants: int = MAX_TENANTS) -> None:
+    def __init__(self, engine: AsyncEngine, model: str, max_tenants: int) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(StatusCollector(lambda: engine.status, max_tenants))
         meter = RequestMeter(self.registry, engine.clock)

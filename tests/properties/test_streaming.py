@@ -8,7 +8,7 @@ from tiny_llm import byte_tokenizer, toy_engine
 
 from pagedkv.engine.output import OutputProcessor
 from pagedkv.engine.requests import text_decoder
-from pagedkv.scheduling.messages import Abort, Add, Delta
+from pagedkv.scheduling.messages import Abort, Add, Delta, RequestUsage
 from pagedkv.scheduling.params import SamplingParams
 
 DECODER = text_decoder(byte_tokenizer())
@@ -51,14 +51,21 @@ def test_what_is_shown_grows_to_the_whole_text_whatever_ends_it(
     processor.add(Add("core", (1,), params, 0.0, 0), "mine", None)
     expected, stop = whole(tokens, stops, include)
     shown, last, at = "", None, 0
-    while at < len(tokens) and (last is None or not last.finished):
+    while at < len(tokens) and not aborts:
         piece = tokens[at : at + data.draw(st.integers(1, 5))]
         at += len(piece)
         end = reason if at == len(tokens) else None
-        (last,) = processor.process([Delta("core", 0, tuple(piece), finish_reason=end)], 1.0)
+        usage = None if end is None else RequestUsage()
+        delta = Delta("core", 0, tuple(piece), finish_reason=end, usage=usage)
+        (last,) = processor.process([delta], 1.0)
         now = last.outputs[0].text
         assert now.startswith(shown) and expected.startswith(now)
         shown = now
+    if aborts:  # the loop ends it then, and says what it has taken
+        assert not last.finished
+        ended = Delta("core", 0, finish_reason="stop", usage=RequestUsage())
+        (last,) = processor.process([ended], 1.0)
+    assert last.finished and last.usage == RequestUsage()
     sample = last.outputs[0]
     assert (sample.text, sample.stop_reason) == (expected, stop)
     assert sample.finish_reason == ("stop" if stop is not None else reason)

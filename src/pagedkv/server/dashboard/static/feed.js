@@ -10,6 +10,7 @@ export class Feed {
     this.show = show;
     this.fail = fail;
     this.paused = false;
+    this.asking = false;
     this.poolTag = "";
     this.lastSecond = -1;
     this.run = "";
@@ -32,9 +33,17 @@ export class Feed {
     this.timer = setTimeout(() => this.ask(), delay);
   }
 
+  // One question at a time: answers refer to what the page has.
   async ask() {
-    if (this.paused || document.hidden) return;
-    this.soon(await this.once());
+    if (this.paused || document.hidden || this.asking) return;
+    this.asking = true;
+    let delay = CALM;
+    try {
+      delay = await this.once();
+    } finally {
+      this.asking = false;
+      this.soon(delay);
+    }
   }
 
   // Milliseconds until the next question.

@@ -62,7 +62,7 @@ export function numbers(text, Kind) {
 
 // What a colour of the style sheet is in the present theme.
 export function colour(name) {
-  const probe = document.getElementById("announcer");
+  const probe = document.getElementById("probe");
   probe.style.color = `var(--${name})`;
   const found = getComputedStyle(probe).color;
   probe.style.color = "";

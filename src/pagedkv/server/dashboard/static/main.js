@@ -8,6 +8,7 @@ import { Decisions, Hits, sequenceKey, Sequences, Tenants, Waiting } from "./tab
 
 const KEPT = 600; // seconds of history
 const LATE = 1.5; // seconds after which a picture is not of now
+const THEME = "pagedkv-theme";
 const THEMES = ["auto", "light", "dark"];
 const TENANT_COLOURS = 8;
 const STATE_WORDS = {
@@ -16,6 +17,21 @@ const STATE_WORDS = {
 };
 
 const $ = (id) => document.getElementById(id);
+
+// A browser may be told to keep nothing: then nothing is kept.
+function remember(key, value) {
+  try {
+    localStorage.setItem(key, value);
+  } catch {}
+}
+
+function recall(key) {
+  try {
+    return localStorage.getItem(key);
+  } catch {
+    return null;
+  }
+}
 
 class Page {
   constructor() {
@@ -48,14 +64,13 @@ class Page {
       const paused = !this.feed.paused;
       this.feed.pause(paused);
       $("pause").setAttribute("aria-pressed", paused);
-      setText($("pause"), paused ? "Go on" : "Pause");
       if (paused) this.say("paused", "paused");
     });
     $("goto").addEventListener("change", () => {
       const block = Number($("goto").value);
       if (this.pool && block >= 1 && block <= this.pool.num_blocks) this.map.look(block);
     });
-    this.setTheme(localStorage.getItem("pagedkv-theme") ?? "auto");
+    this.setTheme(recall(THEME) ?? "auto");
     $("theme").addEventListener("click", () => {
       const now = document.documentElement.dataset.theme ?? "auto";
       this.setTheme(THEMES[(THEMES.indexOf(now) + 1) % THEMES.length]);
@@ -66,7 +81,7 @@ class Page {
   setTheme(theme) {
     if (theme === "auto") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = theme;
-    localStorage.setItem("pagedkv-theme", theme);
+    remember(THEME, theme);
     setText($("theme"), `Theme: ${theme}`);
     this.map.draw();
   }
@@ -157,7 +172,7 @@ class Page {
     const held = by.held + by.shared;
     setText($("pool-summary"), `${plural(total, "block")} of ${slots} slots`);
     const tiles = [
-      ["Pool in use", percent(held, total), `${count(held)} held, ${count(by.cached)} cached`],
+      ["Pool in use", percent(held, total), `${short(held)} held, ${short(by.cached)} cached`],
       ["Running", count(this.sequences.length), "sequences"],
       ["Waiting", count(picture.waiting.count), "requests"],
       ["Tokens", short(recent.tokens_per_second), "a second"],

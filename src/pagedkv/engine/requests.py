@@ -146,7 +146,9 @@ class RequestReader:
         arguments = dict(template_arguments or {})
         reserved = inspect.signature(tokenizer.apply_chat_template).parameters.keys()
         if taken := reserved & arguments.keys():
-            raise RequestError(f"{min(taken)!r} is no argument of a chat template: leave it out")
+            raise RequestError(
+                f"chat_template_kwargs={arguments!r:.200} cannot have {min(taken)!r}: leave it out"
+            )
         try:
             text = str(
                 tokenizer.apply_chat_template(

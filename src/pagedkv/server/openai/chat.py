@@ -124,7 +124,7 @@ def router(api: Api) -> APIRouter:
         arrival = api.engine.clock()
         body = await read_body(request, ChatRequest)
         call = Call.of(request, arrival, body)
-        api.limits.check(body, 1, body.top_logprobs)
+        api.limits.check(body, top_logprobs=body.top_logprobs)
         tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
         params = _params(body, tools)
         return await answer(

@@ -116,7 +116,7 @@ def router(api: Api) -> APIRouter:
         arrival = api.engine.clock()
         body = await read_body(request, CompletionRequest)
         call, prompts = Call.of(request, arrival, body), _prompts(body)
-        api.limits.check(body, len(prompts), body.logprobs)
+        api.limits.check(body, len(prompts), logprobs=body.logprobs)
         params = _params(body)
         return await answer(
             api,

@@ -14,8 +14,8 @@ from starlette.exceptions import HTTPException
 from pagedkv.errors import EngineDeadError, OverloadError, RequestError, ShutdownError
 
 # Errors of the engine begin with the field that is wrong, "top_p=2.0 is not valid", or that of a
-# message, "content=5 must be text", or tell of the prompt.
-_FIELD = re.compile(r"(?:prompt \d+: )?(\w+)=|(?:the )?(prompt)\b")
+# message, "content=5 must be text", or tell of the prompt and its tokens.
+_FIELD = re.compile(r"(?:prompt \d+: )?(\w+)(?:=| has token id )|(?:the )?prompt\b|token id ")
 _FIELDS = {"content": "messages", "message": "messages", "prompt_token_ids": "prompt"}
 
 
@@ -60,8 +60,10 @@ def request_error(error: RequestError) -> tuple[int, Any]:
 
 def _field(message: str) -> str | None:
     named = _FIELD.match(message)
-    name = named and (named[1] or named[2])
-    return _FIELDS.get(name, name) if name else None
+    if named is None:
+        return None
+    name = named[1] or "prompt"
+    return _FIELDS.get(name, name)
 
 
 def server_error(error: Exception) -> tuple[int, Any]:

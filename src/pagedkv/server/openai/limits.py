@@ -19,13 +19,16 @@ class Limits:
     max_stop: int = MAX_STOPS
     max_logit_bias: int = MAX_LOGIT_BIAS
 
-    def check(self, body: Generation, num_prompts: int, logprobs: int | None) -> None:
-        """FieldError names the field, how much it asks for, and how much it may."""
+    def check(self, body: Generation, num_prompts: int = 1, **logprobs: int | None) -> None:
+        """FieldError names the field, how much it asks for, and how much it may.
+
+        logprobs: by the name of the field, which is not the same in all bodies.
+        """
         stops = 1 if isinstance(body.stop, str) else len(body.stop or ())
         for name, asked, most in (
             ("prompt", num_prompts, self.max_prompts),
             ("n", body.n or 1, self.max_n),
-            ("logprobs", logprobs or 0, self.max_logprobs),
+            *((name, asked or 0, self.max_logprobs) for name, asked in logprobs.items()),
             ("prompt_logprobs", body.prompt_logprobs or 0, self.max_logprobs),
             ("stop", stops, self.max_stop),
             ("logit_bias", len(body.logit_bias or ()), self.max_logit_bias),

@@ -113,7 +113,7 @@ class Unfinished(Client):
 def test_all_bodies_together_have_a_bound() -> None:
     async def main() -> None:
         app = exchange(echo)
-        slow = [Unfinished(b"0" * 10) for _ in range(16)]
+        slow = [Unfinished(b"0" * 10) for _ in range(64)]
         tasks = [asyncio.create_task(app(c.scope, c.receive, c.send)) for c in slow]
         await asyncio.sleep(0)  # each of them has come to its wait
         for status in (503, 200):

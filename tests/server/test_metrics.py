@@ -21,7 +21,7 @@ from tiny_llm import VOCAB, byte_tokenizer
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.output import RequestOutput
 from pagedkv.engine.toy import ToyExecutor
-from pagedkv.errors import RequestError
+from pagedkv.errors import OverloadError, RequestError
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.server.app import create_app
 from pagedkv.server.async_engine import AsyncEngine, Stream
@@ -232,18 +232,20 @@ def test_refused_requests_are_counted_apart_and_timed_nowhere() -> None:
     async def test(served: Served) -> None:
         streams = [served.submit("first", max_tokens=2)]
         await asyncio.to_thread(executor.reached.acquire)
-        streams += [served.submit(f"prompt {i}", max_tokens=2) for i in range(4)]
+        streams += [served.submit(f"prompt {i}", max_tokens=2) for i in range(2)]
+        for i in range(2, 4):
+            with pytest.raises(OverloadError):
+                served.submit(f"prompt {i}", max_tokens=2)
         executor.allow(None)
-        ends = [[output async for output in stream][-1] for stream in streams]
-        refused = [e for e in ends if e.outputs[0].error_type == "overload"]
-        assert len(refused) == 2
+        for stream in streams:
+            assert [output async for output in stream][-1].outputs[0].error_type is None
         seen = await served.scrape()
         assert seen("requests_refused_total", reason="overload") == 2
         assert seen("e2e_request_latency_seconds_count") == 3
         with pytest.raises(RequestError):
             served.submit("", max_tokens=2)
 
-    serve(test, lambda: toy_core(executor=executor, max_num_seqs=1, max_num_waiting=2))
+    serve(test, lambda: toy_core(executor=executor, max_num_seqs=1, max_num_waiting=3))
 
 
 def test_tenants_beyond_the_cap_share_series_that_never_fall() -> None:

@@ -65,14 +65,21 @@ def check_queue(add: Add, config: SchedulerConfig, waiting: int, tokens: int) ->
 
     A request of n samples counts n here. An empty queue takes any request.
     """
-    most, samples = config.max_num_waiting, add.params.n
+    check_room(config, add.params.n, len(add.prompt), waiting, tokens)
+
+
+def check_room(
+    config: SchedulerConfig, samples: int, length: int, waiting: int, tokens: int
+) -> None:
+    """The same for a request of so many samples and prompt tokens."""
+    most = config.max_num_waiting
     if most is not None and waiting and waiting + samples > most:
         more = "" if samples == 1 else f", this one counts {samples}, for its samples"
         raise OverloadError(
             f"{waiting} requests wait and max_num_waiting={most}{more}: try again later, or "
             "elsewhere"
         )
-    length, most = len(add.prompt), config.max_waiting_tokens
+    most = config.max_waiting_tokens
     if most is not None and waiting and tokens + length > most:
         raise OverloadError(
             f"{waiting} requests of {tokens} prompt tokens wait, with the {length} of this one "

@@ -22,6 +22,7 @@ from pagedkv.engine.wire import Answer, Ask, Batch, Died, Ready
 from pagedkv.errors import EngineDeadError, PagedKVError, ShutdownError
 from pagedkv.scheduling.messages import Drain, Message
 from pagedkv.server.core_link import CoreLink
+from pagedkv.server.door import Door
 
 _LOG = logging.getLogger("pagedkv.server")
 _T = TypeVar("_T")
@@ -96,6 +97,7 @@ class AsyncEngine:
         self._load_tokenizer, self._seed = load_tokenizer, seed
         self._facts: Facts | None = None
         self._front: FrontEnd | None = None
+        self._door: Door | None = None
         self._streams: dict[str, Stream] = {}
         self._ids = itertools.count()
         self._asked: dict[int, asyncio.Future[Any]] = {}
@@ -119,6 +121,13 @@ class AsyncEngine:
         if self._front is None:
             raise RuntimeError("the core is not ready")
         return self._front
+
+    @property
+    def door(self) -> Door:
+        """To ask for room in the queue. RuntimeError before `start` has returned."""
+        if self._door is None:
+            raise RuntimeError("the core is not ready")
+        return self._door
 
     @property
     def num_live(self) -> int:
@@ -150,7 +159,9 @@ class AsyncEngine:
     def submit(self, prepared: Prepared) -> Stream:
         """Starts a request. As `check_open`, and RequestError: nothing has been started."""
         self.check_open()
+        self.door.check(prepared.add)
         self.front.submit(prepared)
+        self.door.sent(prepared.add, self._num_sent)
         stream = Stream(prepared.add.request_id)
         self._streams[stream.request_id] = stream
         self._ended.clear()
@@ -199,6 +210,10 @@ class AsyncEngine:
         self.draining = True
         self._send(Drain())
 
+    def figures(self) -> CoreStatus | None:
+        """The core's last status, with what was refused on the way to it; None: not yet."""
+        return None if self.status is None else self.door.counted(self.status)
+
     async def ended(self) -> None:
         """Waits until no request is live."""
         await self._ended.wait()
@@ -235,7 +250,7 @@ class AsyncEngine:
         self._front = FrontEnd(
             tokenizer, facts.validate, self._send, seed=self._seed, clock=self.clock
         )
-        self._facts = facts
+        self._facts, self._door = facts, Door(facts)
 
     def _send(self, message: Message) -> None:
         _tell(self.senders, message)
@@ -259,6 +274,7 @@ class AsyncEngine:
     def _deliver(self, batch: Batch) -> None:
         self.status = batch.status or self.status
         self._num_applied, self._heard = batch.applied, self.clock()
+        self.door.update(batch.applied, batch.status)
         for output in self.front.process(batch.deltas):
             stream = self._streams.get(output.request_id)
             if stream is not None:

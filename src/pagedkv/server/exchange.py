@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pagedkv.errors import PagedKVError
 from pagedkv.server.openai.errors import error_body
 
-# Bodies that are being read at a time, in bytes: so many of the largest.
-_BODIES_AT_ONCE = 16
+# Bodies of all exchanges together, in bytes: so many of the largest.
+_BODIES = 64
 # What is read and thrown away of a body that is too large, so that its client gets to read why: a
 # connection that is closed on unread bytes is reset, and the answer with it.
 _DISCARDED = 4
@@ -50,15 +50,18 @@ class ExchangeMiddleware:
     ) -> None:
         self._app, self._lifetime = app, lifetime
         self._max_body, self._max_head, self._read_timeout = max_body, max_head, read_timeout
-        self._kept = 0  # bytes of bodies that are being read
+        self._kept = 0  # bytes of the bodies of all exchanges
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        body = bytearray()
         try:
             self._check_head(scope)
-            body = await self._read(scope, receive)
+            await self._read(scope, receive, body)
+            with self._lifetime():
+                await _answer(self._app, scope, bytes(body), receive, send)
         except BodyRefused as refused:
             answer = JSONResponse(
                 error_body(str(refused), "invalid_request_error"),
@@ -68,22 +71,20 @@ class ExchangeMiddleware:
             await answer(scope, receive, send)
         except ClientGone:
             pass
-        else:
-            with self._lifetime():
-                await _answer(self._app, scope, body, receive, send)
+        finally:
+            self._kept -= len(body)  # handlers keep a body until they have answered
 
     def _check_head(self, scope: Scope) -> None:
         size = sum(len(name) + len(value) for name, value in scope["headers"])
         if size > self._max_head:
             raise BodyRefused(f"the headers have {size} bytes, the most is {self._max_head}", 431)
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes:
-        """The body. BodyRefused; ClientGone."""
+    async def _read(self, scope: Scope, receive: Receive, body: bytearray) -> None:
+        """Fills `body`, and counts it. BodyRefused; ClientGone."""
         headers = dict(scope["headers"])
         declared = int(headers.get(b"content-length", b"0"))  # only digits come through h11
         if declared > self._max_body and b"expect" in headers:
             raise self._too_large()  # its client waits for an answer before it sends the body
-        body = bytearray()
         length = 0
         try:
             async with asyncio.timeout(self._read_timeout):
@@ -93,18 +94,16 @@ class ExchangeMiddleware:
                     if max(length, declared) <= self._max_body:
                         body += part
                         self._kept += len(part)
-                        if self._kept > _BODIES_AT_ONCE * self._max_body:
-                            raise BodyRefused("too many bodies are being read: try again", 503)
+                        if self._kept > _BODIES * self._max_body:
+                            raise BodyRefused("too many bodies are here: try again later", 503)
                     elif not more or length > _DISCARDED * self._max_body:
                         raise self._too_large()
                     if not more:
-                        return bytes(body)
+                        return
         except TimeoutError:
             raise BodyRefused(
                 f"the body did not come within {self._read_timeout:g} seconds", 408
             ) from None
-        finally:
-            self._kept -= len(body)
 
     def _too_large(self) -> BodyRefused:
         return BodyRefused(

@@ -20,7 +20,7 @@ class Metrics:
 
     def __init__(self, engine: AsyncEngine, model: str, max_tenants: int) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(StatusCollector(lambda: engine.status, max_tenants))
+        self.registry.register(StatusCollector(engine.figures, max_tenants))
         meter = RequestMeter(self.registry, engine.clock)
         self._responses = Counter(
             "pagedkv:http_responses", "HTTP answers by status.", ("status",), registry=self.registry

@@ -83,14 +83,23 @@ async def answer(
     prefix: str,
     read: Callable[[], tuple[Sequence[Prepared], Form]],
     *,
+    num_prompts: int = 1,
+    num_ids: int = 0,
     silent: bool = False,
 ) -> Response:
-    """Starts what `read` gives, in a thread since it tokenises, and answers in its form."""
+    """Starts what `read` gives, in a thread since it tokenises, and answers in its form.
+
+    num_prompts, num_ids: of the body, and token ids in it; without room in the queue for so many
+    it is refused before anything is done.
+    """
     model = api.model(body.model)
     options = body.stream_options
     if options is not None and not body.stream:
         raise FieldError("stream_options needs stream=true", "stream_options")
-    prepared, form = await asyncio.to_thread(read)
+    api.engine.check_open()
+    samples, tokens = num_prompts * (body.n or 1), max(num_ids, num_prompts)
+    with api.engine.door.reading(call.tenant, num_prompts, samples, tokens):
+        prepared, form = await asyncio.to_thread(read)
     running = Running(api.engine, prepared)
     written = Answer(
         running,

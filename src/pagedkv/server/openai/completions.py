@@ -124,6 +124,8 @@ def router(api: Api) -> APIRouter:
             body,
             "cmpl",
             lambda: _read(api, call, body, params, prompts),
+            num_prompts=len(prompts),
+            num_ids=sum(len(prompt) for prompt in prompts if isinstance(prompt, list)),
             silent=_silent(body),
         )
 

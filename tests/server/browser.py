@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 needs_chromium = pytest.mark.skipif(
     CHROMIUM is None, reason="the browser tests do not run: there is no chromium (apt install it)"
 )
+_PATIENCE = 60_000  # milliseconds, that only a failure takes
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 # Nothing of the browser's own goes out, and nothing is kept.
 _FLAGS = (
@@ -30,6 +32,7 @@ _FLAGS = (
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
+    expect.set_options(timeout=_PATIENCE)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(_FLAGS))
         try:
@@ -76,11 +79,12 @@ def open_page(
         reduced_motion="no-preference",
     )
     try:
+        context.set_default_timeout(_PATIENCE)
         page = context.new_page()
         watch = Watch(page)
         page.goto(f"{url}/dashboard")
         page.wait_for_selector("#content:not([hidden])")
-        page.wait_for_function("document.querySelector('#map').dataset.frames > 0")
+        expect(page.locator("#map")).to_have_attribute("data-frames", re.compile("[1-9]"))
         yield page
         if quiet:
             assert not watch.complaints, watch.complaints

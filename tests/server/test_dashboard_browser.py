@@ -346,7 +346,7 @@ def test_a_long_step_is_said_to_be_one(browser: Browser) -> None:
     ):
         post = threading.Thread(target=lambda: httpx.post(f"{url}/v1/completions", json=body))
         post.start()
-        expect(page.locator("#status")).to_contain_text("in a step", timeout=30_000)
+        expect(page.locator("#status")).to_contain_text("in a step")
         expect(page.locator("#banner")).to_be_hidden()
         executor.allow(None)
         post.join(60)
@@ -359,7 +359,7 @@ def test_a_server_that_is_gone_is_said_to_be_gone(browser: Browser) -> None:
         page = context.__enter__()
         expect(page.locator("#banner")).to_be_hidden()
     try:
-        expect(page.locator("#banner")).to_contain_text("does not answer", timeout=30_000)
+        expect(page.locator("#banner")).to_contain_text("does not answer")
         expect(page.locator("#status")).to_have_text("no answer")
         assert page.get_attribute("#map", "data-cells") == "64"  # the last there was
         page.screenshot(path=SCREENSHOTS / "dashboard-gone.png", full_page=True)

@@ -5,27 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from serving import MODEL, GatedExecutor, http_server, toy_core
-from tiny_llm import EOS, VOCAB
+from serving import MODEL, GatedExecutor, http_server, settings, toy_core
+from tiny_llm import EOS, VOCAB, byte_tokenizer
 
-from pagedkv.engine.core import EngineCore
+from pagedkv.engine.requests import RequestReader
 from pagedkv.engine.toy import ToyExecutor
-from pagedkv.scheduling.params import MAX_N, MAX_STOPS, SamplingParams
-from pagedkv.server.async_engine import AsyncEngine
-from pagedkv.server.authentication import KeyMiddleware
-from pagedkv.server.keys import NO_KEYS
+from pagedkv.scheduling.messages import Add
+from pagedkv.scheduling.params import MAX_N, SamplingParams
+from pagedkv.server.app import create_app
 from pagedkv.server.openai.completions import CompletionRequest
-from pagedkv.server.openai.errors import add_error_handlers
-from pagedkv.server.openai.limits import Limits
-from pagedkv.server.openai.parameters import sampling
+from pagedkv.server.openai.parameters import prepare, sampling
 from pagedkv.server.openai.protocol import parse
-from pagedkv.server.openai.router import router
+from pagedkv.server.settings import SloClass
 
 GOOD: dict[str, Any] = {"model": MODEL, "prompt": "a prompt", "max_tokens": 5, "temperature": 0}
 CHAT: dict[str, Any] = {
@@ -457,25 +453,9 @@ def test_a_request_that_fails_is_a_500_and_its_neighbour_is_not() -> None:
     assert core.scheduler.manager.num_held_blocks == 0
 
 
-@contextmanager
-def limited_server(core: EngineCore) -> Iterator[str]:
-    from fastapi import FastAPI
-
-    limits = Limits(max_prompts=2, max_n=3, max_logprobs=1, max_stop=1, max_logit_bias=1)
-
-    def make_app(engine: AsyncEngine) -> FastAPI:
-        app = FastAPI()
-        add_error_handlers(app)
-        app.include_router(router(engine, (MODEL,), limits))
-        app.add_middleware(KeyMiddleware, ring=NO_KEYS)
-        return app
-
-    with http_server(lambda: core, make_app) as url:
-        yield url
-
-
 def test_the_operator_may_allow_less() -> None:
-    with limited_server(toy_core()) as url:
+    less = settings(max_prompts=2, max_n=3, max_logprobs=1, max_stop=1, max_logit_bias=1)
+    with http_server(make_app=lambda engine: create_app(engine, less)) as url:
         for field, most, more in (
             ("prompt", ["a", "b"], ["a", "b", "c"]),
             ("n", 3, 4),
@@ -489,7 +469,38 @@ def test_the_operator_may_allow_less() -> None:
             assert "this server allows" in message
         chat = CHAT | {"logprobs": True, "top_logprobs": 2}
         refused(post(url, "/v1/chat/completions", **chat), "top_logprobs")
-    assert Limits().max_stop == MAX_STOPS
+
+
+def test_the_operator_may_promise_what_nobody_asked_for() -> None:
+    executor = ToyExecutor(64, 4, vocab_size=VOCAB)
+    core = toy_core(executor=executor)
+    given = settings(request_timeout=1e-6)
+    with http_server(lambda: core, lambda engine: create_app(engine, given)) as url:
+        assert post(url, **GOOD).status_code == 504
+        assert post(url, **GOOD, deadline_ms=60_000).status_code == 200
+    promised = SloClass(ttft_slo_ms=500, priority=7, deadline_ms=2000)
+    reader = RequestReader(byte_tokenizer(), lambda add: None)
+
+    def read(**fields: Any) -> Add:
+        body = CompletionRequest(prompt="x", **fields)
+        return prepare(
+            reader,
+            "x",
+            {"prompt_token_ids": [1]},
+            SamplingParams(),
+            body,
+            max_model_len=64,
+            arrival=10.0,
+            tenant="a",
+            slo=promised,
+            timeout=60.0,
+        ).add
+
+    add = read()
+    assert (add.ttft_slo, add.tpot_slo, add.priority, add.deadline) == (0.5, None, 7, 12.0)
+    add = read(ttft_slo_ms=100, tpot_slo_ms=20, priority=0, deadline_ms=500, cache_salt="y")
+    assert (add.ttft_slo, add.tpot_slo, add.priority, add.deadline) == (0.1, 0.02, 0, 10.5)
+    assert (add.tenant, add.cache_salt) == ("a", "y")
 
 
 def test_asynchronous_clients() -> None:

@@ -14,8 +14,7 @@ from pagedkv.server.metrics import Metrics, ResponseCounter
 from pagedkv.server.metrics import router as metrics_router
 from pagedkv.server.openai import router as openai
 from pagedkv.server.openai.errors import add_error_handlers
-from pagedkv.server.openai.limits import Limits
-from pagedkv.server.settings import ServerSettings, ServeSettings
+from pagedkv.server.settings import ServeSettings
 
 
 def create_app(engine: AsyncEngine, settings: ServeSettings) -> FastAPI:
@@ -24,7 +23,7 @@ def create_app(engine: AsyncEngine, settings: ServeSettings) -> FastAPI:
     app = FastAPI(title="pagedkv", docs_url=None, redoc_url=None)
     add_error_handlers(app)
     app.include_router(health.router(engine, given.watchdog_after))
-    app.include_router(openai.router(engine, models, _limits(given)))
+    app.include_router(openai.router(engine, settings))
     app.include_router(dashboard.router(engine, models[0]))
     # The last one added is the outermost: nothing is read for those who may not come in.
     app.add_middleware(
@@ -47,13 +46,3 @@ def create_app(engine: AsyncEngine, settings: ServeSettings) -> FastAPI:
             allow_headers=["*"],
         )
     return app
-
-
-def _limits(given: ServerSettings) -> Limits:
-    return Limits(
-        max_prompts=given.max_prompts,
-        max_n=given.max_n,
-        max_logprobs=given.max_logprobs,
-        max_stop=given.max_stop,
-        max_logit_bias=given.max_logit_bias,
-    )

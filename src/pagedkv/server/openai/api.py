@@ -19,11 +19,11 @@ from pagedkv.server.async_engine import AsyncEngine
 from pagedkv.server.authentication import tenant_of
 from pagedkv.server.openai.answers import Answer, Form
 from pagedkv.server.openai.errors import FieldError, UnknownModelError
-from pagedkv.server.openai.limits import Limits
 from pagedkv.server.openai.protocol import MAX_ID_CHARS, Generation
 from pagedkv.server.openai.running import Running
 from pagedkv.server.openai.sse import EventStream
 from pagedkv.server.openai.words import Words
+from pagedkv.server.settings import ServeSettings
 
 ID_HEADER = "X-Request-Id"
 _ID = re.compile(rf"[!-~]{{1,{MAX_ID_CHARS}}}")
@@ -31,11 +31,15 @@ _ID = re.compile(rf"[!-~]{{1,{MAX_ID_CHARS}}}")
 
 @dataclass(frozen=True)
 class Api:
-    """engine: has been started. models: names it answers to, the first one by default."""
+    """engine: has been started."""
 
     engine: AsyncEngine
-    models: tuple[str, ...]
-    limits: Limits
+    settings: ServeSettings
+
+    @cached_property
+    def models(self) -> tuple[str, ...]:
+        """The names it answers to, the first one by default."""
+        return self.settings.model_names()
 
     @cached_property
     def words(self) -> Words:

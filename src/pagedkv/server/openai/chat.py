@@ -15,6 +15,7 @@ from pagedkv.scheduling.params import MAX_LOGPROBS, SamplingParams
 from pagedkv.server.openai.answers import Sent
 from pagedkv.server.openai.api import Api, Call, answer
 from pagedkv.server.openai.errors import FieldError
+from pagedkv.server.openai.limits import check_limits
 from pagedkv.server.openai.parameters import Params, prepare, sampling
 from pagedkv.server.openai.protocol import Generation, Refused, Whole, described, read_body
 from pagedkv.server.openai.tools import (
@@ -124,7 +125,7 @@ def router(api: Api) -> APIRouter:
         arrival = api.engine.clock()
         body = await read_body(request, ChatRequest)
         call = Call.of(request, arrival, body)
-        api.limits.check(body, top_logprobs=body.top_logprobs)
+        check_limits(api.settings.server, body, top_logprobs=body.top_logprobs)
         tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
         params = _params(body, tools)
         return await answer(
@@ -183,6 +184,8 @@ def _read(
         max_model_len=api.engine.facts.config.max_model_len,
         arrival=call.arrival,
         tenant=call.tenant,
+        slo=api.settings.slo_of(call.tenant),
+        timeout=api.settings.server.request_timeout,
     )
     as_ids = bool(body.return_tokens_as_token_ids)
     scores = Scores(api.words, as_ids=as_ids, top=body.top_logprobs or 0)

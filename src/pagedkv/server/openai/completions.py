@@ -15,6 +15,7 @@ from pagedkv.scheduling.params import MAX_LOGPROBS
 from pagedkv.server.openai.answers import Sent
 from pagedkv.server.openai.api import Api, Call, answer
 from pagedkv.server.openai.errors import FieldError
+from pagedkv.server.openai.limits import check_limits
 from pagedkv.server.openai.parameters import Params, prepare, sampling
 from pagedkv.server.openai.protocol import (
     MAX_PROMPTS,
@@ -116,7 +117,7 @@ def router(api: Api) -> APIRouter:
         arrival = api.engine.clock()
         body = await read_body(request, CompletionRequest)
         call, prompts = Call.of(request, arrival, body), _prompts(body)
-        api.limits.check(body, len(prompts), logprobs=body.logprobs)
+        check_limits(api.settings.server, body, len(prompts), logprobs=body.logprobs)
         params = _params(body)
         return await answer(
             api,
@@ -167,6 +168,8 @@ def _read(
                     max_model_len=api.engine.facts.config.max_model_len,
                     arrival=call.arrival,
                     tenant=call.tenant,
+                    slo=api.settings.slo_of(call.tenant),
+                    timeout=api.settings.server.request_timeout,
                 )
             )
         except RequestError as error:

@@ -82,6 +82,8 @@ def later(error: Exception) -> dict[str, str] | None:
     """The header that says when to try again, in whole seconds, where that makes sense."""
     if isinstance(error, OverloadError):
         return {"retry-after": str(math.ceil(error.retry_after))}
+    if isinstance(error, FailedAnswer):
+        return {"retry-after": "1"} if error.status in (429, 503) else None
     return {"retry-after": "1"} if isinstance(error, ShutdownError) else None
 
 

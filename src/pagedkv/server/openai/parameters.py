@@ -11,6 +11,7 @@ from pagedkv.scheduling.params import MAX_LOGIT_BIAS, BeamSearchParams, Sampling
 from pagedkv.server.openai.errors import FieldError
 from pagedkv.server.openai.forms import wanted_form
 from pagedkv.server.openai.protocol import Generation
+from pagedkv.server.settings import SloClass
 
 # Fields that are fields of SamplingParams, with the same meaning.
 _SAME = (
@@ -101,21 +102,32 @@ def prepare(
     *,
     max_model_len: int,
     arrival: float,
-    tenant: str | None,
+    tenant: str,
+    slo: SloClass,
+    timeout: float | None,
 ) -> Prepared:
-    """A request that may be submitted; `prompt` has token ids."""
+    """A request that may be submitted; `prompt` has token ids.
+
+    slo: what a body is promised that wishes for nothing itself. timeout: seconds that it may take
+    if nobody says when it must end.
+    """
+    deadline = _seconds(_first(body.deadline_ms, slo.deadline_ms)) or timeout
     return reader.read(
         request_id,
         _truncated(prompt, params, body, max_model_len),
         params,
         arrival=arrival,
-        priority=body.priority or 0,
+        priority=slo.priority if body.priority is None else body.priority,
         tenant=tenant,
         cache_salt=body.cache_salt,
-        ttft_slo=_seconds(body.ttft_slo_ms),
-        tpot_slo=_seconds(body.tpot_slo_ms),
-        deadline=None if body.deadline_ms is None else arrival + body.deadline_ms / 1000,
+        ttft_slo=_seconds(_first(body.ttft_slo_ms, slo.ttft_slo_ms)),
+        tpot_slo=_seconds(_first(body.tpot_slo_ms, slo.tpot_slo_ms)),
+        deadline=None if deadline is None else arrival + deadline,
     )
+
+
+def _first(given: float | None, default: float | None) -> float | None:
+    return default if given is None else given
 
 
 def _seconds(milliseconds: float | None) -> float | None:

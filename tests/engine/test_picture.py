@@ -14,6 +14,7 @@ from pagedkv.cache.survey import STATES
 from pagedkv.engine import picture
 from pagedkv.engine.picture import NO_OWNER, take_picture
 from pagedkv.engine.wire import Answer, pack, unpack_from_core
+from pagedkv.scheduling.decisions import DecisionLog
 
 
 def states_one_by_one(manager: BlockManager) -> list[str]:
@@ -172,6 +173,23 @@ def test_a_picture_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [r["request"] for r in seen["waiting"]["requests"]] == ["w0", "w2", "w1"]
     assert len(seen["decisions"]) == 5
     run.finish()
+
+
+def test_decisions_stand_where_they_were_true_for_the_last_time() -> None:
+    log = DecisionLog(10_000)
+    log.at(1, 1.0)
+    log.wait("a", "budget", budget=4, pending=9)
+    log.at(2, 2.0)
+    log.note("fail", message="gone")
+    log.at(3, 3.0)
+    log.wait("a", "budget", budget=4, pending=9)
+    told = picture._decisions(log)
+    assert [(entry["kind"], entry["now"]) for entry in told] == [("fail", 2.0), ("wait", 3.0)]
+    for i in range(200):
+        log.wait(f"w{i}", "budget", budget=4, pending=9)
+    told = picture._decisions(log)
+    assert [entry["kind"] for entry in told].count("wait") == picture.MOST_DECISIONS // 3
+    assert "fail" in [entry["kind"] for entry in told]
 
 
 @pytest.mark.parametrize(

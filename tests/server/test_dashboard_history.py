@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
 from pagedkv.engine.facts import Facts
@@ -12,7 +14,7 @@ from pagedkv.scheduling.counters import EngineCounters, TenantCounters
 from pagedkv.scheduling.messages import Abort, Add, Delta, StepStats
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.tenants import Tenant
-from pagedkv.server.dashboard.history import KEPT, MOST_TIMES, History, quantile
+from pagedkv.server.dashboard.history import KEPT, MOST_TIMES, History, quantiles
 
 BLOCKS, SIZE = 100, 4
 
@@ -133,8 +135,14 @@ def test_service_of_tenants_and_hits_by_tier() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "share", "expected"),
-    [([], 0.5, None), ([3.0], 0.99, 3.0), ([4.0, 1.0, 3.0, 2.0], 0.5, 2.0), ([1.0, 2.0], 1.0, 2.0)],
+    ("values", "expected"),
+    [
+        ([], (None, None)),
+        ([3.0], (3.0, 3.0)),
+        ([4.0, 1.0, 3.0, 2.0], (2.0, 4.0)),
+        ([float(i) for i in range(1, 201)], (100.0, 198.0)),
+    ],
 )
-def test_quantiles(values: list[float], share: float, expected: float | None) -> None:
-    assert quantile(values, share) == expected
+def test_quantiles(values: list[float], expected: tuple[float | None, float | None]) -> None:
+    assert quantiles([array("d", values)]) == expected
+    assert quantiles([array("d", values[:2]), array("d", values[2:])]) == expected

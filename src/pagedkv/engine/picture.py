@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pagedkv.cache import BlockManager
 from pagedkv.cache.survey import NOBODY, STATES, Survey, survey
 from pagedkv.engine.core import EngineCore
-from pagedkv.scheduling.decisions import Decision
+from pagedkv.scheduling.decisions import Decision, DecisionLog
 from pagedkv.scheduling.explain import describe
 from pagedkv.scheduling.queue import WaitingQueue
 from pagedkv.scheduling.request import Branch, Request
@@ -25,6 +25,7 @@ from pagedkv.scheduling.request import Branch, Request
 MOST_WAITING = 200
 MOST_TENANTS = 200
 MOST_DECISIONS = 60
+_LOOKED_THROUGH = 4096  # entries of the log, however long it is
 # Block ids of tables, all rows together: as many as the pool has blocks, or this if it is more.
 FEWEST_IDS = 4096
 # In `owner`: the block has no holder.
@@ -59,7 +60,7 @@ def take_picture(core: EngineCore) -> dict[str, Any]:
             "requests": [_waiting(request) for request in _first(roster.waiting)],
         },
         "tenants": _tenants(roster.running, roster.waiting, branches, seen),
-        "decisions": _decisions(scheduler.log.decisions),
+        "decisions": _decisions(scheduler.log),
     }
 
 
@@ -162,16 +163,24 @@ def _tenants(
     ]
 
 
-def _decisions(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
+def _decisions(log: DecisionLog) -> list[dict[str, Any]]:
     """A prefill has one of kind "chunk" in every step: they would push the others out."""
-    told = (entry for entry in reversed(decisions) if entry.kind != "chunk")
+    going = list(islice(log.waits, MOST_DECISIONS // 3))
+    told = (entry for entry in islice(log.newest(), _LOOKED_THROUGH) if entry.kind != "chunk")
+    newest = list(islice(told, MOST_DECISIONS - len(going)))
     return [
         {
             "step": entry.step,
-            "now": entry.numbers.get("last_now", entry.now),
+            "now": _last(entry),
             "kind": entry.kind,
             "request": entry.request,
             "words": describe(entry),
         }
-        for entry in reversed(list(islice(told, MOST_DECISIONS)))
+        for entry in sorted([*reversed(newest), *going], key=_last)
     ]
+
+
+def _last(entry: Decision) -> float:
+    """When it was decided; of a wait, for the last time."""
+    last: float = entry.numbers.get("last_now", entry.now)
+    return last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,6 +81,15 @@ class DecisionLog:
     def decisions(self) -> list[Decision]:
         """Oldest first; then the waits that go on."""
         return [*self._decisions, *self._waits.values()]
+
+    def newest(self) -> Iterator[Decision]:
+        """Decisions one by one, newest first, without the waits that go on."""
+        return reversed(self._decisions)
+
+    @property
+    def waits(self) -> Iterable[Decision]:
+        """Those that go on, by their beginning."""
+        return self._waits.values()
 
     @property
     def steps(self) -> list[Decision]:

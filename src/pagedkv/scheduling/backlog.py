@@ -66,18 +66,18 @@ def expected_backlog(roster: Roster, config: SchedulerConfig, cost: CostModel) -
 def load_of(roster: Roster, config: SchedulerConfig) -> Load:
     """What a request that came now would find. O(tenants + running)."""
     manager, waiting = roster.manager, roster.waiting
-    running = roster.running
+    running, seats = roster.running, roster.num_samples
     begun = [request for request in running if not request.started]
-    decodes = roster.num_samples - sum(len(request.live) for request in begun)
+    decodes = seats - sum(len(request.live) for request in begun)
     left = sum(branch.known - branch.computed for request in begun for branch in request.branches)
     held = manager.num_held_blocks
-    each = max(_FEWEST, held / roster.num_samples) if roster.num_samples else _FEWEST
+    each = max(_FEWEST, held / seats) if seats else _FEWEST
     return Load(
         prefills=len(begun) + len(waiting),
         prefill_tokens=left + waiting.num_tokens,
         decodes=decodes,
         context=held * manager.block_size if decodes else 0,
-        samples=roster.num_samples + waiting.num_samples,
+        samples=seats + waiting.num_samples,
         places=max(1.0, min(float(config.seats), manager.num_blocks / each)),
         output=roster.lengths.mean or _longest(running, config),
     )

@@ -9,7 +9,8 @@ from harness import Run, numbers
 
 from pagedkv.engine.status import core_status
 from pagedkv.engine.toy import ToyExecutor, payload_bytes
-from pagedkv.scheduling.counters import EngineCounters, TenantCounters
+from pagedkv.engine.wire import Batch, pack, unpack_from_core
+from pagedkv.scheduling.counters import Attainment, EngineCounters, TenantCounters
 from pagedkv.scheduling.messages import ERROR_TYPES, RequestUsage
 from pagedkv.scheduling.step import Result, Step, Ticket
 from pagedkv.scheduling.tally import MAX_TENANTS, OTHER_TENANTS, Tally
@@ -387,3 +388,21 @@ def test_without_a_clock_the_parts_of_a_step_are_nothing() -> None:
     run.step()
     stats = run.stats[0]
     assert stats.schedule_seconds == stats.deliver_seconds == stats.execute_seconds == 0.0
+
+
+# ---- on their way to a front
+
+
+def test_figures_come_to_another_process_as_they_are() -> None:
+    run = Run(num_blocks=6, block_size=4, budget=16, prefix_caching=False, admission="first_chunk")
+    for i, name in enumerate(("x", None, "y")):
+        run.add(f"{i}", [i] * 7, tenant=name, ttft_slo=1.0, deadline=9.0, max_tokens=12)
+    for _ in range(6):
+        run.step()
+    batch = Batch(tuple(run.deltas), run.stats[-1], 3, run.status)
+    assert run.status.tenants and run.status.counters.tenants
+    received = unpack_from_core(pack(batch))
+    assert received == batch and isinstance(received.status.counters.tenants[0].ttft, Attainment)
+    run.finish()
+    last = Batch(tuple(d for d in run.deltas if d.usage), None, 3, run.status)
+    assert len(last.deltas) == 3 and unpack_from_core(pack(last)) == last

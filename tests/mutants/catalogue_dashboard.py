@@ -15,8 +15,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "the last holder of a block is shown as the first",
         ("mirrors",),
         "cache/survey.py",
-        "owners[blocks[::-1]] = row[::-1]",
-        "owners[blocks] = row",
+        "for i in range(len(rows) - 1, -1, -1):",
+        "for i in range(len(rows)):",
         (_PICTURE + "every_step_of_a_run_with_groups_beams_and_preemptions",),
     ),
     Mutant(
@@ -31,8 +31,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "reserved slots are shown as tokens",
         ("mirrors",),
         "cache/survey.py",
-        "    in_part = np.flatnonzero((place + 1) * size > lengths[row])\n",
-        "    in_part = np.flatnonzero((place + 1) * size < lengths[row])\n",
+        "np.maximum(lengths[row] - place * size, 0)",
+        "np.full(len(row), size)",
         (_PICTURE + "reserved_slots_hold_no_token_yet_and_leased_blocks_drain",),
     ),
     Mutant(

@@ -50,12 +50,14 @@ def survey(manager: BlockManager, seqs: Sequence[SeqId]) -> Survey:
     filled = np.where(counts > 0, size, extents)
     lengths = table.lengths[rows]
     used = -(-(lengths + np.maximum(table.reserved[rows], 0)) // size)
-    row, place = repeat_ranges(used)
-    blocks = table.blocks[rows[row], place]
-    in_part = np.flatnonzero((place + 1) * size > lengths[row])
-    _note_parts(filled, counts, extents, blocks[in_part], (lengths[row] - place * size)[in_part])
+    full = lengths // size
+    row, part = repeat_ranges(used - full)
+    place = full[row] + part
+    slots = np.maximum(lengths[row] - place * size, 0)
+    _note_parts(filled, counts, extents, table.blocks[rows[row], place], slots)
     owners = np.full(manager.num_blocks + 1, NOBODY, np.int32)
-    owners[blocks[::-1]] = row[::-1]  # of repeated indices numpy keeps the last: the first holder
+    for i in range(len(rows) - 1, -1, -1):  # so that the first holder is written last
+        owners[table.blocks[rows[i], : used[i]]] = i
     return Survey(states[1:], counts[1:].copy(), filled[1:].astype(np.int32), owners[1:])
 
 

@@ -25,6 +25,7 @@ from pagedkv.server.app import create_app
 from pagedkv.server.async_engine import AsyncEngine
 from pagedkv.server.core_link import ThreadLink
 from pagedkv.server.keys import key_hash
+from pagedkv.server.serve import http_config
 from pagedkv.server.settings import ServerSettings, ServeSettings, TenantSettings
 
 MODEL = "toy"
@@ -108,10 +109,17 @@ def http_server(
     make: Callable[[], EngineCore] = toy_core,
     make_app: Callable[[AsyncEngine], FastAPI] = lambda engine: create_app(engine, settings()),
     tokenizer: Callable[[], PreTrainedTokenizerFast] = byte_tokenizer,
+    given: ServerSettings | None = None,
+    send_buffer: int | None = None,
 ) -> Iterator[str]:
-    """A server in a thread; its address, such as http://127.0.0.1:40001."""
+    """A server in a thread; its address, such as http://127.0.0.1:40001.
+
+    given: bounds of connections. send_buffer: what the kernel keeps of a connection, in bytes.
+    """
     # With the protocol given asyncio sends small packets at once, as it does on its own sockets.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    if send_buffer is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     listener.bind(("127.0.0.1", 0))
     listener.listen()
     started = threading.Event()
@@ -120,7 +128,7 @@ def http_server(
 
     async def serve() -> None:
         async with running(make, tokenizer) as engine:
-            config = uvicorn.Config(make_app(engine), log_level="warning", lifespan="off")
+            config = http_config(make_app(engine), given or settings().server)
             servers.append(uvicorn.Server(config))
             listening = asyncio.create_task(servers[0].serve(sockets=[listener]))
             while not servers[0].started and not listening.done():

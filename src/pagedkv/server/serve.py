@@ -72,7 +72,7 @@ async def _serve(settings: ServeSettings) -> int:
         app = create_app(engine, settings)
         if tracing is not None:
             tracing.follow(app, engine, settings.model_names()[0])
-        server = _Server(_http(app, given))
+        server = _Server(http_config(app, given))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         _LOG.info("serving %s at %s", ", ".join(settings.model_names()), _address(listener))
         await _first(serving, stop.wait(), engine.died())
@@ -115,7 +115,8 @@ def _link(settings: ServeSettings) -> CoreLink:
     )
 
 
-def _http(app: FastAPI, given: ServerSettings) -> uvicorn.Config:
+def http_config(app: FastAPI, given: ServerSettings) -> uvicorn.Config:
+    """How the application is served: bounds for clients, and no signals or logs of uvicorn's."""
     protocol = partial(
         PatientProtocol, reader_timeout=given.reader_timeout, head_timeout=given.reader_timeout
     )
@@ -163,13 +164,14 @@ class _Stop:
 def _bound(given: ServerSettings) -> Iterator[socket.socket]:
     """A socket that has its address and does not listen yet: known before a model is loaded."""
     if given.uds is not None:
-        family, address = socket.AF_UNIX, str(given.uds)
+        family, protocol, address = socket.AF_UNIX, 0, str(given.uds)
         where = f"uds={address!r}"
     else:
         family = socket.AF_INET6 if ":" in given.host else socket.AF_INET
+        protocol = socket.IPPROTO_TCP  # else asyncio would let small packets wait for others
         address = (given.host, given.port)  # type: ignore[assignment]  # of the other family
         where = f"host={given.host!r} port={given.port}"
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
+    with socket.socket(family, socket.SOCK_STREAM, protocol) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(address)

@@ -14,7 +14,6 @@ Both with the embedded model; front, core, load generator and this script are fo
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import socket
@@ -26,21 +25,19 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
-import uvicorn
+from fastapi import FastAPI
 
 from calibration import print_calibration
 from pagedkv.engine import core_loop
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.executor import ModelExecutor
-from pagedkv.server import core_process
-from pagedkv.server.app import create_app
+from pagedkv.server import core_process, serve
 from pagedkv.server.async_engine import AsyncEngine
-from pagedkv.server.core_link import ProcessLink
-from pagedkv.server.serve import tokenizer_of
-from pagedkv.server.settings import EngineSettings, ServeSettings
+from pagedkv.server.settings import ServeSettings
 
 MODEL = "smollm2-135m-instruct"
 POOL = {"num_blocks": 4096, "max_num_seqs": 256}
@@ -149,22 +146,28 @@ def overhead(streams: int, output: int) -> None:
     print(f"  outside of the executor: {outside:.1%} of the executor's (aim: at most 10 %)")
 
 
-async def measured_server(port: int) -> None:
-    """The server's own parts, with one more route: CPU seconds so far of front and core."""
+def measured_server(port: int) -> int:
+    """`pagedkv serve` with one more route: CPU seconds so far of front and core."""
+    make_app = serve.create_app
+
+    def with_clocks(engine: AsyncEngine, settings: ServeSettings) -> FastAPI:
+        app = make_app(engine, settings)
+
+        @app.get("/measured")
+        async def measured() -> dict[str, float]:
+            core: dict[str, float] = await engine.ask("cpu")
+            return {"front": time.process_time(), **core}
+
+        return app
+
+    serve.create_app = with_clocks
     program = (sys.executable, __file__, "--measured-core")
-    engine = AsyncEngine(ProcessLink({"model": MODEL, **POOL}, program=program), tokenizer_of)
-    await engine.start()
-    app = create_app(engine, ServeSettings(engine=EngineSettings(model=MODEL)))
-
-    @app.get("/measured")
-    async def measured() -> dict[str, float]:
-        core: dict[str, float] = await engine.ask("cpu")
-        return {"front": time.process_time(), **core}
-
-    try:
-        await uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning")).serve()
-    finally:
-        await engine.close()
+    serve.ProcessLink = partial(serve.ProcessLink, program=program)
+    settings = {
+        "server": {"port": port, "log_level": "warning"},
+        "engine": {"model": MODEL, **POOL},
+    }
+    return serve.run(ServeSettings.model_validate(settings))
 
 
 def measured_core() -> int:
@@ -195,8 +198,7 @@ def measured_core() -> int:
 
 def main() -> None:
     if sys.argv[1:2] == ["--measured-server"]:
-        asyncio.run(measured_server(int(sys.argv[2])))
-        return
+        sys.exit(measured_server(int(sys.argv[2])))
     if sys.argv[1:2] == ["--measured-core"]:
         del sys.argv[1]
         os._exit(measured_core())

@@ -14,8 +14,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from pagedkv.engine.detokenizer import (
     ByteLevelDetokenizer,
+    Detokenizers,
     WindowDetokenizer,
-    make_detokenizer,
     token_bytes,
 )
 
@@ -68,7 +68,7 @@ TOKENIZERS = {"byte-level": byte_level, "sentencepiece": sentencepiece}
 
 
 def pieces(tokenizer: Tokenizer, ids: list[int], skip: bool) -> list[str]:
-    detokenizer = make_detokenizer(tokenizer, skip_special_tokens=skip)
+    detokenizer = Detokenizers(tokenizer).make(skip_special_tokens=skip)
     return [*(detokenizer.push(i) for i in ids), detokenizer.finish()]
 
 
@@ -93,8 +93,8 @@ def test_no_replacement_character_for_half_of_a_character(name: str, text: str, 
 
 
 def test_the_kind_of_decoder_follows_the_tokenizer() -> None:
-    assert isinstance(make_detokenizer(byte_level()), ByteLevelDetokenizer)
-    assert isinstance(make_detokenizer(sentencepiece()), WindowDetokenizer)
+    assert isinstance(Detokenizers(byte_level()).make(), ByteLevelDetokenizer)
+    assert isinstance(Detokenizers(sentencepiece()).make(), WindowDetokenizer)
 
 
 def test_text_is_given_out_as_soon_as_it_is_certain() -> None:

@@ -32,20 +32,25 @@ class Detokenizer(Protocol):
         ...
 
 
-def make_detokenizer(tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> Detokenizer:
-    """A detokenizer for one sequence; `skip_special_tokens` leaves special tokens out.
+class Detokenizers:
+    """Makes the detokenizers of one tokenizer; what they have in common is read once.
 
     Byte-level tokenizers (GPT-2's alphabet: SmolLM2, Llama 3, Qwen) are decoded byte by byte,
     all others (SentencePiece models: Llama 2, Mistral) through a window of tokens.
     """
-    if isinstance(tokenizer.decoder, decoders.ByteLevel):
-        return ByteLevelDetokenizer(tokenizer, skip_special_tokens)
-    return WindowDetokenizer(tokenizer, skip_special_tokens)
 
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = frozenset(i for i, token in added.items() if token.special)
 
-def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    added = tokenizer.get_added_tokens_decoder()
-    return frozenset(i for i, token in added.items() if token.special)
+    def make(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        """For one sequence; `skip_special_tokens` leaves special tokens out."""
+        skipped = self._special if skip_special_tokens else frozenset()
+        if self._byte_level:
+            return ByteLevelDetokenizer(self._tokenizer, skipped)
+        return WindowDetokenizer(self._tokenizer, skipped)
 
 
 def _byte_of_char() -> dict[str, int]:
@@ -88,9 +93,8 @@ class ByteLevelDetokenizer:
     the tokenizer's own decoding.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
-        self._tokenizer = tokenizer
-        self._skipped = _special_ids(tokenizer) if skip_special_tokens else frozenset()
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
+        self._tokenizer, self._skipped = tokenizer, skipped
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
@@ -111,10 +115,8 @@ class WindowDetokenizer:
     tokenizer replace the run as a whole.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
-        self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
-        self._skipped = _special_ids(tokenizer) if skip_special_tokens else frozenset()
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
+        self._tokenizer, self._skipped = tokenizer, skipped
         self._ids: list[int] = []  # from the start of the window on
         self._read = 0  # of those, how many have been given out
         self._given = ""  # decoding of ids[:read]
@@ -143,4 +145,4 @@ class WindowDetokenizer:
         return new
 
     def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=self._skip)
+        return self._tokenizer.decode(ids, skip_special_tokens=False)

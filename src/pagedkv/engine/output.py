@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
 
-from pagedkv.engine.detokenizer import Detokenizer, make_detokenizer
+from pagedkv.engine.detokenizer import Detokenizer, Detokenizers
 from pagedkv.engine.stops import StopChecker
 from pagedkv.scheduling.messages import Abort, Add, Delta, RequestUsage
 from pagedkv.scheduling.step import TokenLogprobs
@@ -99,6 +99,7 @@ class OutputProcessor:
 
     def __init__(self, tokenizer: Tokenizer | None, abort: Callable[[Abort], None]) -> None:
         self._tokenizer, self._abort = tokenizer, abort
+        self._detokenizers = None if tokenizer is None else Detokenizers(tokenizer)
         self._requests: dict[str, _Request] = {}
 
     def __len__(self) -> int:
@@ -106,8 +107,15 @@ class OutputProcessor:
 
     def add(self, add: Add, request_id: str, prompt: str | None) -> None:
         """Expect deltas of `add.request_id`; they are reported under the client's `request_id`."""
-        samples = [_Sample(i, add, self._tokenizer) for i in range(add.params.n)]
+        samples = [
+            _Sample(i, add, self._tokenizer, self._detokenizer(add)) for i in range(add.params.n)
+        ]
         self._requests[add.request_id] = _Request(add, request_id, prompt, samples)
+
+    def _detokenizer(self, add: Add) -> Detokenizer | None:
+        if self._detokenizers is None:
+            return None
+        return self._detokenizers.make(skip_special_tokens=add.params.skip_special_tokens)
 
     def discard(self, core_id: str) -> None:
         """Report nothing more of a request."""
@@ -198,14 +206,12 @@ class _Request:
 class _Sample:
     """Text and tokens of one sample."""
 
-    def __init__(self, index: int, add: Add, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, index: int, add: Add, tokenizer: Tokenizer | None, detokenizer: Detokenizer | None
+    ) -> None:
         params = add.params
         self._index, self._params, self._tokenizer = index, params, tokenizer
-        self._detokenizer: Detokenizer | None = None
-        if tokenizer is not None:
-            self._detokenizer = make_detokenizer(
-                tokenizer, skip_special_tokens=params.skip_special_tokens
-            )
+        self._detokenizer = detokenizer
         self._stops = StopChecker(params.stop, params.include_stop_str_in_output)
         self._text = ""
         self._tokens: list[int] = []

@@ -110,7 +110,8 @@ class Answer:
             async for i, output in outputs:
                 self._outputs[i] = output
         shown = {i: self._shown(self._outputs[i]) for i in sorted(self._outputs)}
-        self._check()
+        if (failed := failure(shown.values())) is not None:
+            raise failed
         return {
             **self._head,
             "object": self._form.object,
@@ -131,7 +132,8 @@ class Answer:
                 async for i, output in outputs:
                     if lines := self._lines(i, self._shown(output)):
                         yield lines
-            self._check()
+            if (failed := failure(self._outputs.values())) is not None:
+                raise failed
         except RequestError as error:
             yield event(request_error(error)[1])
         except Exception as error:
@@ -200,14 +202,16 @@ class Answer:
         )
         return replace(output, outputs=samples)
 
-    def _check(self) -> None:
-        """FailedAnswer: no choice has ended as it should."""
-        samples = [s for output in self._outputs.values() for s in output.outputs]
-        if all(sample.finish_reason in _FAILED for sample in samples):
-            first = samples[0]
-            kind = first.error_type or first.finish_reason or ""
-            message = first.error or f"the request has ended: {kind}"
-            raise FailedAnswer(message, _STATUS.get(kind, 500), kind)
+
+def failure(outputs: Iterable[RequestOutput]) -> FailedAnswer | None:
+    """What to answer if no choice has ended as it should."""
+    samples = [sample for output in outputs for sample in output.outputs]
+    if any(sample.finish_reason not in _FAILED for sample in samples):
+        return None
+    first = samples[0]
+    kind = first.error_type or first.finish_reason or ""
+    message = first.error or f"the request has ended: {kind}"
+    return FailedAnswer(message, _STATUS.get(kind, 500), kind)
 
 
 def event(value: Any) -> bytes:

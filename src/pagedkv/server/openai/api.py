@@ -6,10 +6,10 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from fastapi import Request, Response
@@ -26,6 +26,8 @@ from pagedkv.server.openai.words import Words
 from pagedkv.server.settings import ServeSettings
 
 ID_HEADER = "X-Request-Id"
+T = TypeVar("T")
+
 _ID = re.compile(rf"[!-~]{{1,{MAX_ID_CHARS}}}")
 
 
@@ -80,6 +82,16 @@ class Call:
         return {ID_HEADER: self.id}
 
 
+class Writer(Protocol):
+    """What writes an answer; see `Answer`."""
+
+    async def whole(self) -> dict[str, Any]: ...
+
+    def events(self) -> AsyncIterator[bytes]: ...
+
+    def close(self) -> None: ...
+
+
 async def answer(
     api: Api,
     call: Call,
@@ -91,33 +103,51 @@ async def answer(
     num_ids: int = 0,
     silent: bool = False,
 ) -> Response:
-    """Starts what `read` gives, in a thread since it tokenises, and answers in its form.
+    """As `respond`, in the form that `read` gives."""
+    options = body.stream_options
+    if options is not None and not body.stream:
+        raise FieldError("stream_options needs stream=true", "stream_options")
 
+    def write(running: Running, form: Form, model: str) -> Answer:
+        return Answer(
+            running,
+            form,
+            id=f"{prefix}-{call.id}",
+            model=model,
+            created=call.created,
+            n=body.n or 1,
+            silent=silent,
+            include_usage=bool(options and options.include_usage),
+            continuous_usage=bool(options and options.continuous_usage_stats),
+        )
+
+    return await respond(api, call, body, read, write, num_prompts=num_prompts, num_ids=num_ids)
+
+
+async def respond(
+    api: Api,
+    call: Call,
+    body: Generation,
+    read: Callable[[], tuple[Sequence[Prepared], T]],
+    write: Callable[[Running, T, str], Writer],
+    *,
+    num_prompts: int = 1,
+    num_ids: int = 0,
+) -> Response:
+    """Starts what `read` gives, in a thread since it tokenises, and answers as `write` does.
+
+    write: gets what runs, what `read` gives beside the requests, and the name of the model.
     num_prompts, num_ids: of the body, and token ids in it; without room in the queue for so many
     it is refused before anything is done.
     """
     model = api.model(body.model)
-    options = body.stream_options
-    if options is not None and not body.stream:
-        raise FieldError("stream_options needs stream=true", "stream_options")
     api.engine.check_open()
     samples, tokens = num_prompts * (body.n or 1), max(num_ids, num_prompts)
     with api.engine.door.reading(call.tenant, num_prompts, samples, tokens):
         prepared, form = await asyncio.to_thread(read)
-    running = Running(api.engine, prepared)
-    written = Answer(
-        running,
-        form,
-        id=f"{prefix}-{call.id}",
-        model=model,
-        created=call.created,
-        n=body.n or 1,
-        silent=silent,
-        include_usage=bool(options and options.include_usage),
-        continuous_usage=bool(options and options.continuous_usage_stats),
-    )
+    written = write(Running(api.engine, prepared), form, model)
     if body.stream:
-        return EventStream(written, call.headers)
+        return EventStream(written.events(), written.close, call.headers)
     try:
         return json_response(await written.whole(), call.headers)
     finally:

@@ -127,15 +127,15 @@ def router(api: Api) -> APIRouter:
         call = Call.of(request, arrival, body)
         check_limits(api.settings.server, body, top_logprobs=body.top_logprobs)
         tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
-        params = _params(body, tools)
+        params = chat_params(body, tools)
         return await answer(
-            api, call, body, "chatcmpl", lambda: _read(api, call, body, params, tools)
+            api, call, body, "chatcmpl", lambda: read_chat(api, call, body, params, tools)
         )
 
     return routes
 
 
-def _params(body: ChatRequest, tools: ToolUse | None) -> Params:
+def chat_params(body: ChatRequest, tools: ToolUse | None) -> Params:
     """FieldError, RequestError: a field is wrong, or does not go with another."""
     if body.top_logprobs is not None and not body.logprobs:
         raise FieldError("top_logprobs needs logprobs=true", "top_logprobs")
@@ -158,9 +158,10 @@ def _params(body: ChatRequest, tools: ToolUse | None) -> Params:
     return replace(params, structured_outputs=form)
 
 
-def _read(
+def read_chat(
     api: Api, call: Call, body: ChatRequest, params: Params, tools: ToolUse | None
 ) -> tuple[list[Prepared], ChatForm]:
+    """The request, tokenised. RequestError: the template refuses it, or it can never run."""
     reader, continues = api.engine.front.reader, bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         raise FieldError(

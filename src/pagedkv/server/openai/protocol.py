@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from fastapi import Request
@@ -164,6 +165,11 @@ def parse(raw: bytes, kind: type[B]) -> B:
     for name in value:  # at the first: a body may hold very many
         if name not in kind.model_fields:
             raise FieldError(_unknown(name, kind), name[:MAX_ID_CHARS])
+    return checked(value, kind)
+
+
+def checked(value: Mapping[str, Any], kind: type[B]) -> B:
+    """The fields as a body. FieldError: one is wrong or not implemented."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from pagedkv.server.openai.answers import Answer
-
 
 class EventStream(StreamingResponse):
-    """Server-sent events of an answer, which is closed however this ends, begun or not."""
+    """Server-sent events; `close` is called however this ends, begun or not."""
 
-    def __init__(self, answer: Answer, headers: Mapping[str, str]) -> None:
-        self._answer, self._events = answer, answer.events()
+    def __init__(
+        self, events: AsyncIterator[bytes], close: Callable[[], None], headers: Mapping[str, str]
+    ) -> None:
+        self._close = close
         super().__init__(
-            self._events,
+            events,
             headers={**headers, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
             media_type="text/event-stream",
         )
@@ -25,4 +25,4 @@ class EventStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._answer.close()
+            self._close()

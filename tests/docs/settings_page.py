@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def render() -> str:
 
 
 def _table(model: type[BaseModel], with_flags: bool = False) -> Iterator[str]:
-    yield f"{model.__doc__}\n"
+    yield f"{inspect.cleandoc(model.__doc__ or '')}\n"
     columns = ["setting", "default", *(["flag", "variable"] if with_flags else []), "meaning"]
     yield f"| {' | '.join(columns)} |"
     yield f"|{'---|' * len(columns)}"

@@ -70,7 +70,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a tenant sees what others run and have cached",
         ("access",),
-        "server/dashboard/routes.py",
+        "server/authentication.py",
         "    if tenant_of(request) != DEFAULT_TENANT:\n",
         "    if not tenant_of(request):\n",
         (_DATA + "it_shows_all_tenants_and_is_for_the_operator",),

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from pagedkv.server.authentication import KeyMiddleware, tenant_of
-from pagedkv.server.keys import NO_KEYS, KeyRing, key_hash, new_key
+from pagedkv.server.keys import KeyRing, key_hash, new_key
 from pagedkv.server.layers import load_settings
 
 ALICE, BOB, UMLAUT = new_key(), new_key(), "schlüssel-Ω"
@@ -100,7 +100,7 @@ def test_everything_but_health_needs_a_key() -> None:
 
 
 def test_without_keys_all_are_the_default_tenant() -> None:
-    answer = client(NO_KEYS).get("/who", headers={"x-api-key": "anything"})
+    answer = client(KeyRing([])).get("/who", headers={"x-api-key": "anything"})
     assert (answer.status_code, answer.text) == (200, "default")
 
 

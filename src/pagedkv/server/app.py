@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from pagedkv.server import dashboard, health
 from pagedkv.server.async_engine import AsyncEngine
-from pagedkv.server.authentication import KeyMiddleware
+from pagedkv.server.authentication import KeyMiddleware, operator_only
 from pagedkv.server.exchange import ExchangeMiddleware
 from pagedkv.server.keys import KeyRing
 from pagedkv.server.metrics import Metrics, ResponseCounter
@@ -24,7 +24,8 @@ def create_app(engine: AsyncEngine, settings: ServeSettings) -> FastAPI:
     add_error_handlers(app)
     app.include_router(health.router(engine, given.watchdog_after))
     app.include_router(openai.router(engine, settings))
-    app.include_router(dashboard.router(engine, models[0]))
+    if given.dashboard:
+        app.include_router(dashboard.router(engine, models[0]))
     # The last one added is the outermost: nothing is read for those who may not come in.
     app.add_middleware(
         ExchangeMiddleware,
@@ -36,7 +37,7 @@ def create_app(engine: AsyncEngine, settings: ServeSettings) -> FastAPI:
     app.add_middleware(KeyMiddleware, ring=KeyRing.of(settings))
     if given.metrics:
         metrics = Metrics(engine, models[0], given.max_tenant_labels)
-        app.include_router(metrics_router(metrics))
+        app.include_router(metrics_router(metrics), dependencies=[Depends(operator_only)])
         app.add_middleware(ResponseCounter, count=metrics.count_response)
     if given.cors_origins:
         app.add_middleware(

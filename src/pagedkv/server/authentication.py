@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 
-from starlette.requests import HTTPConnection
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -57,6 +58,24 @@ def tenant_of(request: HTTPConnection) -> str:
     return tenant
 
 
+def operator_only(request: Request) -> None:
+    """A dependency of routes that show all tenants: HTTPException for one tenant's key.
+
+    The operator's keys are those of the default tenant.
+    """
+    if tenant_of(request) != DEFAULT_TENANT:
+        challenge = _challenge(request.scope)
+        raise HTTPException(
+            401,
+            "this API key is one tenant's, and all tenants are shown here: give one of api_key",
+            {"WWW-Authenticate": challenge},
+        )
+
+
+def _challenge(scope: Scope) -> str:
+    return 'Basic realm="pagedkv"' if _is_page(scope) else "Bearer"
+
+
 def _is_page(scope: Scope) -> bool:
     path: str = scope["path"]
     return (path == _PAGES or path.startswith(_PAGES + "/")) and scope.get("method") in (
@@ -94,5 +113,4 @@ def _refusal(scope: Scope, *, given: bool) -> JSONResponse:
         else "no API key, or two that differ: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
     )
     body = error_body(message, "invalid_request_error", code="invalid_api_key")
-    challenge = 'Basic realm="pagedkv"' if _is_page(scope) else "Bearer"
-    return JSONResponse(body, 401, headers={"WWW-Authenticate": challenge})
+    return JSONResponse(body, 401, headers={"WWW-Authenticate": _challenge(scope)})

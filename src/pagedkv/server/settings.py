@@ -285,7 +285,10 @@ class TenantSettings(_Section):
 
 
 class PublicPrefix(_Section):
-    """A beginning of prompts whose K/V all tenants share: a text, or a file that holds it."""
+    """A beginning of prompts whose K/V all tenants share: a text, or a file that holds it.
+
+    For chats it is written as the model's chat template renders it, and ends where a token ends.
+    """
 
     text: Maybe[str] = Field(default=None, description="The beginning itself.")
     file: Maybe[FilePath] = Field(default=None, description="A UTF-8 file that holds it.")

@@ -20,10 +20,9 @@ from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import JSONResponse, Response
 
 from pagedkv.server.async_engine import AsyncEngine
-from pagedkv.server.authentication import tenant_of
+from pagedkv.server.authentication import operator_only
 from pagedkv.server.dashboard.history import History
 from pagedkv.server.dashboard.pictures import ARRAYS, NoPicture, Picture, Pictures
-from pagedkv.server.settings import DEFAULT_TENANT
 
 _TYPES = MappingProxyType(
     {
@@ -66,7 +65,7 @@ class _File:
 
 def router(engine: AsyncEngine, model: str) -> APIRouter:
     """Of an engine that has been started. model: the name that the page shows."""
-    routes = APIRouter(include_in_schema=False, dependencies=[Depends(_operator_only)])
+    routes = APIRouter(include_in_schema=False, dependencies=[Depends(operator_only)])
     shipped = {
         file.name: _File(file.name, file.read_bytes())
         for file in files(__package__).joinpath("static").iterdir()
@@ -112,15 +111,6 @@ def router(engine: AsyncEngine, model: str) -> APIRouter:
         return await asyncio.to_thread(_answer, values, packs)
 
     return routes
-
-
-def _operator_only(request: Request) -> None:
-    if tenant_of(request) != DEFAULT_TENANT:
-        raise HTTPException(
-            401,
-            "this API key is a tenant's, and the dashboard shows all tenants: give one of api_key",
-            {"WWW-Authenticate": 'Basic realm="pagedkv"'},
-        )
 
 
 def _number(text: str | None) -> int:

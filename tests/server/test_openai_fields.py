@@ -362,6 +362,16 @@ def test_a_prompt_is_cut_where_asked(url: str) -> None:
     assert len(long["prompt_token_ids"]) == 64 - 5
 
 
+def test_a_text_that_can_never_fit_is_not_tokenised(url: str) -> None:
+    whole = refused(post(url, **GOOD | {"prompt": "x" * 1_000_000}), "prompt")
+    assert "1000000 characters" in whole
+    message = {"role": "user", "content": "x" * 1_000_000}
+    answer = post(url, "/v1/chat/completions", **CHAT | {"messages": [message]})
+    assert "characters" in refused(answer, "prompt")
+    assert "tokens" in refused(post(url, **GOOD | {"prompt": "x" * 65}), "prompt")
+    assert choice(url, prompt="x" * 63, max_tokens=1)
+
+
 def test_beams(url: str) -> None:
     found = post(url, **{**GOOD, "n": 3, "use_beam_search": True, "length_penalty": 0.5}).json()[
         "choices"

@@ -6,6 +6,7 @@ import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypedDict
 
 import numpy as np
@@ -30,6 +31,9 @@ class PromptDict(TypedDict, total=False):
 
 
 Prompt = str | PromptDict
+# Characters that a normaliser makes one of, at most; and it may drop some.
+_COMPOSED = 16
+
 ChatMessages = Sequence[Mapping[str, Any]]
 
 
@@ -110,6 +114,15 @@ class RequestReader:
         templates = self._tokenizer.chat_template if self._tokenizer is not None else None
         return "tools" in str(templates)
 
+    @cached_property
+    def _longest_token(self) -> int:
+        """Most characters of a text that become one token."""
+        if self._tokenizer is None:
+            return 1
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        composed = 1 if backend is not None and backend.normalizer is None else _COMPOSED
+        return composed * max(map(len, self._tokenizer.get_vocab()), default=1)
+
     @property
     def decoder(self) -> Tokenizer | None:
         """What text is made with; None: the model has no tokenizer."""
@@ -124,13 +137,14 @@ class RequestReader:
         tools: list[dict[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         special: bool = False,
+        most: int | None = None,
     ) -> PromptDict:
         """The prompt that the model's chat template makes of a conversation.
 
         continue_final_message: the last message is left open, for the model to go on with it.
         tools: what the model may call, as templates want them. template_arguments: names that this
         template knows. special: add what the tokenizer puts around any text (most templates write
-        it themselves).
+        it themselves). most: see `encode`.
         """
         tokenizer = self._tokenizer
         if tokenizer is None or not self.has_chat_template:
@@ -162,12 +176,15 @@ class RequestReader:
             )
         except Exception as error:  # the template is a program that came with the model
             raise RequestError(f"the chat template refuses these messages: {error}") from error
-        return {"prompt": text, "prompt_token_ids": self.encode(text, special=special)}
+        return {"prompt": text, "prompt_token_ids": self.encode(text, special=special, most=most)}
 
-    def tokens(self, prompt: Prompt, *, special: bool = True) -> tuple[str | None, tuple[int, ...]]:
+    def tokens(
+        self, prompt: Prompt, *, special: bool = True, most: int | None = None
+    ) -> tuple[str | None, tuple[int, ...]]:
         """Text, where given, and token ids of a prompt; the ids are not checked yet.
 
         special: add to a text what the tokenizer puts around any text, such as a BOS token.
+        most: see `encode`.
         """
         if isinstance(prompt, str):
             prompt = {"prompt": prompt}
@@ -189,15 +206,23 @@ class RequestReader:
         if ids is None:
             if not text:
                 raise RequestError("the prompt is empty: give at least one character")
-            return text, self.encode(text, special=special)
+            return text, self.encode(text, special=special, most=most)
         return text, _plain_ids(ids)
 
-    def encode(self, text: str, *, special: bool) -> tuple[int, ...]:
-        """Token ids of a text. RequestError: it is not valid Unicode, or there is no tokenizer."""
+    def encode(self, text: str, *, special: bool, most: int | None = None) -> tuple[int, ...]:
+        """Token ids of a text. RequestError: it is not valid Unicode, or there is no tokenizer.
+
+        most: a text that cannot but have more tokens is refused before it is tokenised.
+        """
         if self._tokenizer is None:
             raise RequestError(
                 "this model has no tokenizer: put tokenizer.json into its folder, or give "
                 "{'prompt_token_ids': [...]}"
+            )
+        if most is not None and len(text) > most * self._longest_token:
+            raise RequestError(
+                f"the prompt has {len(text)} characters, which is more than {most} tokens of at "
+                f"most {self._longest_token}: give less"
             )
         try:
             text.encode()

@@ -16,7 +16,7 @@ from pagedkv.server.openai.answers import Sent
 from pagedkv.server.openai.api import Api, Call, answer
 from pagedkv.server.openai.errors import FieldError
 from pagedkv.server.openai.limits import check_limits
-from pagedkv.server.openai.parameters import Params, prepare, sampling
+from pagedkv.server.openai.parameters import Params, most_tokens, prepare, sampling
 from pagedkv.server.openai.protocol import Generation, Refused, Whole, described, read_body
 from pagedkv.server.openai.tools import (
     ToolCall,
@@ -175,6 +175,7 @@ def read_chat(
         continue_final_message=continues,
         template_arguments=body.chat_template_kwargs,
         special=bool(body.add_special_tokens),
+        most=most_tokens(body, api.engine.facts.config.max_model_len),
     )
     prepared = prepare(
         reader,

@@ -16,7 +16,7 @@ from pagedkv.server.openai.answers import Sent
 from pagedkv.server.openai.api import Api, Call, answer
 from pagedkv.server.openai.errors import FieldError
 from pagedkv.server.openai.limits import check_limits
-from pagedkv.server.openai.parameters import Params, prepare, sampling
+from pagedkv.server.openai.parameters import Params, most_tokens, prepare, sampling
 from pagedkv.server.openai.protocol import (
     MAX_PROMPTS,
     Generation,
@@ -155,14 +155,14 @@ def _read(
     api: Api, call: Call, body: CompletionRequest, params: Params, prompts: Sequence[Any]
 ) -> tuple[list[Prepared], CompletionForm]:
     reader = api.engine.front.reader
-    prepared = []
+    prepared, most = [], most_tokens(body, api.engine.facts.config.max_model_len)
     for i, prompt in enumerate(prompts):
         try:
             prepared.append(
                 prepare(
                     reader,
                     api.engine.new_id(f"cmpl-{call.id}"),
-                    _with_ids(reader, prompt, body.add_special_tokens is not False),
+                    _with_ids(reader, prompt, body.add_special_tokens is not False, most),
                     params,
                     body,
                     max_model_len=api.engine.facts.config.max_model_len,
@@ -191,10 +191,10 @@ def _prompts(body: CompletionRequest) -> list[Any]:
     return [prompt]
 
 
-def _with_ids(reader: RequestReader, prompt: object, special: bool) -> PromptDict:
+def _with_ids(reader: RequestReader, prompt: object, special: bool, most: int | None) -> PromptDict:
     """FieldError, RequestError: the prompt is empty, or neither text nor token ids."""
     if isinstance(prompt, str):
-        text, ids = reader.tokens(prompt, special=special)
+        text, ids = reader.tokens(prompt, special=special, most=most)
         return {"prompt": prompt if text is None else text, "prompt_token_ids": ids}
     if isinstance(prompt, list) and prompt:
         return {"prompt_token_ids": prompt}

@@ -93,6 +93,11 @@ def _biases(value: object) -> dict[int, float] | None:
     return {int(key): bias for key, bias in value.items()}
 
 
+def most_tokens(body: Generation, max_model_len: int) -> int | None:
+    """Of a prompt; None: what is too much of it is cut off."""
+    return max_model_len if body.truncate_prompt_tokens is None else None
+
+
 def prepare(
     reader: RequestReader,
     request_id: str,

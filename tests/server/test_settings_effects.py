@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,12 +13,13 @@ import pytest
 from fastapi import FastAPI
 from serving import MODEL, http_server, settings
 
+import pagedkv
 from pagedkv.engine.wire import ToCore
 from pagedkv.scheduling.messages import Add
 from pagedkv.server.app import create_app
 from pagedkv.server.async_engine import AsyncEngine
 from pagedkv.server.keys import key_hash
-from pagedkv.server.settings import ServeSettings, SloClass, TenantSettings
+from pagedkv.server.settings import ServerSettings, ServeSettings, SloClass, TenantSettings
 
 
 @contextmanager
@@ -109,3 +112,21 @@ def test_a_tenant_has_the_promises_of_its_class() -> None:
     added = [one for one in sent if isinstance(one, Add)]
     found = [(one.tenant, one.ttft_slo, one.tpot_slo, one.priority) for one in added]
     assert found == [("a", 0.5, 0.05, 7), ("a", 0.1, 0.05, 7), ("b", None, None, 0)]
+
+
+def test_every_setting_of_the_server_is_read_somewhere() -> None:
+    source = Path(pagedkv.__file__).parent
+    declared = {"settings.py", "layers.py", "setting_types.py", "print_settings.py"}
+    text = "\n".join(
+        file.read_text()
+        for file in sorted((source / "server").rglob("*.py"))
+        if file.name not in declared
+    )
+    text += (source / "server" / "settings.py").read_text().partition("class ServeSettings")[2]
+    text += (source / "server" / "keys.py").read_text()
+    unread = [
+        name
+        for name in ServerSettings.model_fields
+        if not re.search(rf"(?:given|server|settings|allowed)\.{name}\b", text)
+    ]
+    assert not unread

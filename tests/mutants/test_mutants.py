@@ -23,6 +23,7 @@ import catalogue_fairness
 import catalogue_figures
 import catalogue_grammar
 import catalogue_keys
+import catalogue_load
 import catalogue_log
 import catalogue_pressure
 import catalogue_serving
@@ -39,6 +40,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *catalogue_eviction.MUTANTS,
     *catalogue_serving.MUTANTS,
     *catalogue_keys.MUTANTS,
+    *catalogue_load.MUTANTS,
     *catalogue_log.MUTANTS,
     *catalogue_deadlines.MUTANTS,
     *catalogue_fairness.MUTANTS,

@@ -25,6 +25,7 @@ import catalogue_grammar
 import catalogue_keys
 import catalogue_load
 import catalogue_log
+import catalogue_openai
 import catalogue_pressure
 import catalogue_serving
 import catalogue_tiers
@@ -42,6 +43,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *catalogue_keys.MUTANTS,
     *catalogue_load.MUTANTS,
     *catalogue_log.MUTANTS,
+    *catalogue_openai.MUTANTS,
     *catalogue_deadlines.MUTANTS,
     *catalogue_fairness.MUTANTS,
     *catalogue_figures.MUTANTS,

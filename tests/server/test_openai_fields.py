@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from fastapi import FastAPI
 from serving import MODEL, GatedExecutor, http_server, settings, toy_core
 from tiny_llm import EOS, VOCAB, byte_tokenizer
 
@@ -18,6 +19,7 @@ from pagedkv.engine.toy import ToyExecutor
 from pagedkv.scheduling.messages import Add
 from pagedkv.scheduling.params import MAX_N, SamplingParams
 from pagedkv.server.app import create_app
+from pagedkv.server.async_engine import AsyncEngine
 from pagedkv.server.openai.completions import CompletionRequest
 from pagedkv.server.openai.parameters import prepare, sampling
 from pagedkv.server.openai.protocol import parse
@@ -511,6 +513,27 @@ def test_the_operator_may_promise_what_nobody_asked_for() -> None:
     add = read(ttft_slo_ms=100, tpot_slo_ms=20, priority=0, deadline_ms=500, cache_salt="y")
     assert (add.ttft_slo, add.tpot_slo, add.priority, add.deadline) == (0.1, 0.02, 0, 10.5)
     assert (add.tenant, add.cache_salt) == ("a", "y")
+
+
+def test_what_nobody_expected_is_an_error_of_the_same_form(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def make_app(engine: AsyncEngine) -> FastAPI:
+        app = create_app(engine, settings())
+
+        @app.get("/broken")
+        async def broken() -> None:
+            raise ZeroDivisionError("a secret")
+
+        return app
+
+    with http_server(make_app=make_app) as url:
+        answer = httpx.get(f"{url}/broken")
+        assert answer.status_code == 500
+        error = answer.json()["error"]
+        assert error["type"] == "server_error" and "secret" not in error["message"]
+        assert httpx.get(f"{url}/nowhere").json()["error"]["type"] == "invalid_request_error"
+    assert "a secret" in caplog.text
 
 
 def test_asynchronous_clients() -> None:

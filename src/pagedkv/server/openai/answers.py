@@ -6,7 +6,6 @@ gets several tokens at once.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -20,8 +19,6 @@ from pagedkv.scheduling.messages import RequestUsage
 from pagedkv.server.openai.errors import FailedAnswer, request_error, server_error
 from pagedkv.server.openai.running import Running
 from pagedkv.server.openai.words import Offsets
-
-_LOG = logging.getLogger("pagedkv.server")
 
 DONE = b"data: [DONE]\n\n"
 
@@ -137,10 +134,7 @@ class Answer:
         except RequestError as error:
             yield event(request_error(error)[1])
         except Exception as error:
-            status, body = server_error(error)
-            if status == 500:
-                _LOG.exception("the answer %s has failed", self.id)
-            yield event(body)
+            yield event(server_error(error)[1])
         else:
             if self._include_usage:
                 yield self._usage_event()

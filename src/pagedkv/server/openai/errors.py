@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from typing import Any
@@ -12,6 +13,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from pagedkv.errors import EngineDeadError, OverloadError, RequestError, ShutdownError
+
+_LOG = logging.getLogger("pagedkv.server")
 
 # Errors of the engine begin with the field that is wrong, "top_p=2.0 is not valid", or that of a
 # message, "content=5 must be text", or tell of the prompt and its tokens.
@@ -67,7 +70,7 @@ def _field(message: str) -> str | None:
 
 
 def server_error(error: Exception) -> tuple[int, Any]:
-    """Status and body for what is not the client's fault."""
+    """Status and body for what is not the client's fault; what nobody expects is logged."""
     if isinstance(error, FailedAnswer):
         name = _TYPES.get(error.status, "server_error")
         return error.status, error_body(str(error), name, code=error.kind)
@@ -75,6 +78,7 @@ def server_error(error: Exception) -> tuple[int, Any]:
         return 500, error_body(str(error), "server_error", code="engine_dead")
     if isinstance(error, ShutdownError):
         return 503, error_body(str(error), "server_error", code="shutting_down")
+    _LOG.error("a request has failed", exc_info=error)
     return 500, error_body("an error of the server, see its log", "server_error")
 
 
@@ -107,6 +111,7 @@ def add_error_handlers(app: FastAPI) -> None:
         status, body = request_error(error)
         return JSONResponse(body, status, headers=later(error))
 
+    @app.exception_handler(Exception)
     @app.exception_handler(EngineDeadError)
     @app.exception_handler(ShutdownError)
     @app.exception_handler(FailedAnswer)

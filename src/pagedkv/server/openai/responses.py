@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
@@ -29,8 +28,6 @@ from pagedkv.server.openai.protocol import (
     read_body,
 )
 from pagedkv.server.openai.running import Running
-
-_LOG = logging.getLogger("pagedkv.server")
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
@@ -131,9 +128,7 @@ class ResponseWriter:
             if (failed := failure([last])) is not None:
                 raise failed
         except Exception as error:
-            status, body = server_error(error)
-            if status == 500:
-                _LOG.exception("the answer %s has failed", self._id)
+            _, body = server_error(error)
             response = self._response(None, "failed") | {
                 "error": {"code": "server_error", "message": body["error"]["message"]}
             }

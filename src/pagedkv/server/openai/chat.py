@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from pagedkv.engine.output import CompletionOutput, RequestOutput
-from pagedkv.engine.requests import Prepared
+from pagedkv.engine.requests import Prepared, PromptDict, RequestReader
 from pagedkv.scheduling.params import MAX_LOGPROBS, SamplingParams
 from pagedkv.server.openai.answers import Sent
 from pagedkv.server.openai.api import Api, Call, answer
@@ -162,19 +162,12 @@ def read_chat(
     api: Api, call: Call, body: ChatRequest, params: Params, tools: ToolUse | None
 ) -> tuple[list[Prepared], ChatForm]:
     """The request, tokenised. RequestError: the template refuses it, or it can never run."""
-    reader, continues = api.engine.front.reader, bool(body.continue_final_message)
-    if continues and body.add_generation_prompt:
-        raise FieldError(
-            "continue_final_message does not go with add_generation_prompt",
-            "continue_final_message",
-        )
-    prompt = reader.chat(
+    reader = api.engine.front.reader
+    prompt = chat_prompt(
+        reader,
         chat_messages(body.messages, tools, reader.template_has_tools),
+        body,
         tools=None if tools is None else tools.schemas,
-        add_generation_prompt=body.add_generation_prompt is not False and not continues,
-        continue_final_message=continues,
-        template_arguments=body.chat_template_kwargs,
-        special=bool(body.add_special_tokens),
         most=most_tokens(body, api.engine.facts.config.max_model_len),
     )
     prepared = prepare(
@@ -192,3 +185,38 @@ def read_chat(
     as_ids = bool(body.return_tokens_as_token_ids)
     scores = Scores(api.words, as_ids=as_ids, top=body.top_logprobs or 0)
     return [prepared], ChatForm(body, scores, tools)
+
+
+class Templated(Protocol):
+    """Fields that say what a chat template makes of messages."""
+
+    add_special_tokens: bool | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+    chat_template_kwargs: dict[str, Any] | None
+
+
+def chat_prompt(
+    reader: RequestReader,
+    messages: Sequence[Mapping[str, Any]],
+    body: Templated,
+    *,
+    tools: list[dict[str, Any]] | None = None,
+    most: int | None = None,
+) -> PromptDict:
+    """The prompt that messages become. FieldError, RequestError."""
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        raise FieldError(
+            "continue_final_message does not go with add_generation_prompt",
+            "continue_final_message",
+        )
+    return reader.chat(
+        messages,
+        tools=tools,
+        add_generation_prompt=body.add_generation_prompt is not False and not continues,
+        continue_final_message=continues,
+        template_arguments=body.chat_template_kwargs,
+        special=bool(body.add_special_tokens),
+        most=most,
+    )

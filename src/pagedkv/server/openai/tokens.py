@@ -10,8 +10,7 @@ from fastapi import APIRouter, Request, Response
 from pagedkv.errors import RequestError
 from pagedkv.server.openai.api import Api, json_response
 from pagedkv.server.openai.body import Body
-from pagedkv.server.openai.chat import Messages
-from pagedkv.server.openai.errors import FieldError
+from pagedkv.server.openai.chat import Messages, chat_prompt
 from pagedkv.server.openai.protocol import Tokens, described, read_body
 
 
@@ -40,15 +39,7 @@ def router(api: Api) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         body = await read_body(request, TokenizeRequest)
         api.model(body.model)
-        ids = await asyncio.to_thread(_ids, api, body)
-        return json_response(
-            {
-                "count": len(ids),
-                "max_model_len": api.engine.facts.config.max_model_len,
-                "tokens": ids,
-                "token_strs": [api.words[i][0] for i in ids] if body.return_token_strs else None,
-            }
-        )
+        return json_response(await asyncio.to_thread(_tokenized, api, body))
 
     @routes.post("/detokenize", openapi_extra=described(DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
@@ -60,23 +51,20 @@ def router(api: Api) -> APIRouter:
     return routes
 
 
+def _tokenized(api: Api, body: TokenizeRequest) -> dict[str, Any]:
+    ids = _ids(api, body)
+    return {
+        "count": len(ids),
+        "max_model_len": api.engine.facts.config.max_model_len,
+        "tokens": ids,
+        "token_strs": [api.words[i][0] for i in ids] if body.return_token_strs else None,
+    }
+
+
 def _ids(api: Api, body: TokenizeRequest) -> tuple[int, ...]:
     reader = api.engine.front.reader
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages")
     if body.prompt is not None:
         return reader.encode(body.prompt, special=body.add_special_tokens is not False)
-    continues = bool(body.continue_final_message)
-    if continues and body.add_generation_prompt:
-        raise FieldError(
-            "continue_final_message does not go with add_generation_prompt",
-            "continue_final_message",
-        )
-    prompt = reader.chat(
-        body.messages or [],
-        add_generation_prompt=body.add_generation_prompt is not False and not continues,
-        continue_final_message=continues,
-        template_arguments=body.chat_template_kwargs,
-        special=bool(body.add_special_tokens),
-    )
-    return tuple(prompt["prompt_token_ids"])
+    return tuple(chat_prompt(reader, body.messages or [], body)["prompt_token_ids"])

@@ -194,8 +194,12 @@ def assert_nothing_left(running: Server) -> None:
     manager.check()
     assert manager.num_held_blocks == 0 and manager.num_open_sequences == 0
     assert running.engine.num_live == 0 and len(running.engine.front) == 0
-    gc.collect()
-    assert not [one for one in gc.get_objects() if type(one) in (Stream, Answer)]
+    for _ in range(100):  # answers of clients that have just gone are on their way out
+        gc.collect()
+        left = [type(one).__name__ for one in gc.get_objects() if type(one) in (Stream, Answer)]
+        if not left:
+            break
+    assert not left
 
 
 def test_sixty_requests_on_a_tiny_model(tmp_path: Path) -> None:

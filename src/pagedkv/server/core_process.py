@@ -61,11 +61,14 @@ class _Frames:
 
     def read(self) -> ToCore | None:
         """None: the other end is gone."""
-        head = self._file.read(LENGTH.size)
-        if len(head) < LENGTH.size:
+        try:
+            head = self._file.read(LENGTH.size)
+            if len(head) < LENGTH.size:
+                return None
+            (length,) = LENGTH.unpack(head)
+            data = self._file.read(length)
+        except ConnectionError:  # it went without reading what was there for it
             return None
-        (length,) = LENGTH.unpack(head)
-        data = self._file.read(length)
         return None if len(data) < length else unpack_to_core(data)
 
     def write(self, frame: FromCore) -> None:

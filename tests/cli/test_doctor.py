@@ -134,3 +134,12 @@ def test_without_the_embedded_model_the_machine_is_as_good(
     found = {one["topic"]: one for one in json.loads(capsys.readouterr().out)["findings"]}
     assert found["model"]["verdict"] == "note"
     assert "is not installed" in found["model"]["text"]
+
+
+def test_a_part_of_a_package_that_is_missing_is_missing(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = {"json.decoder": "x", "json.no_such_part": "y", "no_such_package.part": "z"}
+    monkeypatch.setattr("pagedkv.cli.doctor._PACKAGES", packages)
+    _, found = doctor()
+    assert list(found["packages"]["figures"].values()) == [True, False, False]

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,15 +19,20 @@ from pagedkv.cli.html_file import check_report, write_report
 from pagedkv.cli.load_show import print_result, write_result
 from pagedkv.cli.main import FAILED
 from pagedkv.cli.units import read_count
-from pagedkv.errors import ConfigError, MissingExtraError
+from pagedkv.errors import ConfigError
 from pagedkv.loadtest.requests import LoadRequest
 
 if TYPE_CHECKING:  # what they need is in the extra `server`
     from pagedkv.loadtest.client import Target
     from pagedkv.loadtest.run import LoadRun
 
-_ENDPOINTS = {"openai": "/v1/completions", "vllm": "/v1/completions"}
-_ENDPOINTS |= {"openai-chat": "/v1/chat/completions"}
+_ENDPOINTS = MappingProxyType(
+    {
+        "openai": "/v1/completions",
+        "vllm": "/v1/completions",
+        "openai-chat": "/v1/chat/completions",
+    }
+)
 _COUNT, _NUMBER, _TEXT = "INTEGER", "NUMBER", "TEXT"
 
 
@@ -233,12 +239,8 @@ def serve(
         speed,
         seed,
     ).make(tenants, classes)
-    try:
-        from pagedkv.loadtest.client import Target, first_model
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            f'{error.name} is not installed: pip install "pagedkv[server]"'
-        ) from None
+    from pagedkv.loadtest.client import Target, first_model
+
     url = (base_url or f"http://{host}:{port}").rstrip("/")
     key = tenants[0].key if api_key is None and tenants else api_key
     if model is None:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from pagedkv.cli.main import FAILED
 from pagedkv.cli.terminal import printable
-from pagedkv.errors import MissingExtraError, PagedKVError, RequestError
+from pagedkv.errors import PagedKVError, RequestError
 
 if TYPE_CHECKING:  # what they need is in the extra `server`
     from pagedkv.cli.speakers import Message, Speaker, Style
@@ -58,12 +58,8 @@ def chat(
     temperature: Annotated[float, typer.Option(help="0 is greedy.", metavar="NUMBER")] = 0.7,
 ) -> int:
     """Chat with a server, or with a model in this process. /help says what can be typed."""
-    try:
-        from pagedkv.cli.speakers import Here, Server, Style
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            f'{error.name} is not installed: pip install "pagedkv[server]"'
-        ) from None
+    from pagedkv.cli.speakers import Here, Server, Style
+
     console = Console(stderr=True, highlight=False)
     speaker: Speaker
     if model is not None and url is None:

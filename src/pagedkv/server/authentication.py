@@ -10,8 +10,8 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from pagedkv.server.error_body import error_body
 from pagedkv.server.keys import KeyRing
-from pagedkv.server.openai.errors import error_body
 from pagedkv.server.settings import DEFAULT_TENANT
 
 _TENANT = "pagedkv.tenant"

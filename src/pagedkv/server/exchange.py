@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagedkv.errors import PagedKVError
-from pagedkv.server.openai.errors import error_body
+from pagedkv.server.error_body import error_body
 
 # Bodies of all exchanges together, in bytes: so many of the largest.
 _BODIES = 64

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from pagedkv.server.openai.errors import error_body
+from pagedkv.server.error_body import error_body
 
 
 class Timer(Protocol):

@@ -23,6 +23,7 @@ from pagedkv.server.async_engine import AsyncEngine
 from pagedkv.server.authentication import operator_only
 from pagedkv.server.dashboard.history import History
 from pagedkv.server.dashboard.pictures import ARRAYS, NoPicture, Picture, Pictures
+from pagedkv.server.error_body import error_body
 
 _TYPES = MappingProxyType(
     {
@@ -92,8 +93,7 @@ def router(engine: AsyncEngine, model: str) -> APIRouter:
         try:
             picture = await pictures.newest()
         except NoPicture as error:
-            body = {"error": {"message": str(error), "type": "server_error"}}
-            return JSONResponse(body, 503)
+            return JSONResponse(error_body(str(error), "server_error"), 503)
         values = {
             "run": run,
             "now": engine.clock(),

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from pagedkv.errors import EngineDeadError, OverloadError, RequestError, ShutdownError
+from pagedkv.server.error_body import error_body
 
 _LOG = logging.getLogger("pagedkv.server")
 
@@ -44,11 +45,6 @@ class FailedAnswer(Exception):
     def __init__(self, message: str, status: int, kind: str) -> None:
         super().__init__(message)
         self.status, self.kind = status, kind
-
-
-def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> Any:
-    """The body of an answer that is an error."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def request_error(error: RequestError) -> tuple[int, Any]:

@@ -6,5 +6,5 @@ from typing import Any
 
 
 def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> Any:
-    """The body. kind: OpenAI's word for it; param: the field that is wrong; code: a word of ours."""
+    """The body. kind: OpenAI's word for it; param: the field that is wrong; code: our word."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pagedkv.loadtest.answer import AnswerReader, error_message
+from pagedkv.loadtest.answer import AnswerReader, error_message, refusal
 
 
 def event(**fields: Any) -> bytes:
@@ -108,7 +108,22 @@ def test_what_counts_as_failed(data: bytes, why: str) -> None:
         ({"error": "no"}, "no"),
         ({"detail": 1}, "{'detail': 1}"),
         ("<html>\n", "<html>"),
+        ({"error": {"message": "\x1b[31mred"}}, "?[31mred"),
     ],
 )
 def test_messages_of_errors(body: Any, message: str) -> None:
     assert error_message(body) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"error": {"message": "no"}}', "no"),
+        ("<html>\n", "<html>"),
+        ('"no"', "no"),
+        ("[" * 100_000, "[" * 200),
+        ("", ""),
+    ],
+)
+def test_what_a_refusal_says(text: str, message: str) -> None:
+    assert refusal(text) == message

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pagedkv.cli import load_options as options
 from pagedkv.cli.html_file import check_report, write_report
 from pagedkv.cli.load_show import print_result, write_result
 from pagedkv.cli.main import FAILED
+from pagedkv.cli.progress import request_bar
 from pagedkv.cli.units import read_count
 from pagedkv.errors import ConfigError
 from pagedkv.loadtest.requests import LoadRequest
@@ -287,21 +287,9 @@ def _run(
 ) -> LoadRun:
     from pagedkv.loadtest.run import run_load
 
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
+    bar, advance = request_bar(len(requests), console)
     with bar:
-        task = bar.add_task("requests", total=len(requests))
         load = run_load(
-            requests,
-            target,
-            max_concurrency=max_concurrency,
-            on_end=lambda outcome: bar.advance(task),
+            requests, target, max_concurrency=max_concurrency, on_end=lambda outcome: advance()
         )
         return asyncio.run(load)

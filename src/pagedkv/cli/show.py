@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from pagedkv.cli.progress import request_bar
 from pagedkv.cli.prompts import PromptText
 from pagedkv.cli.terminal import printable
 from pagedkv.cli.usage import Usage
@@ -37,18 +37,13 @@ def stream_text() -> Watch:
 
 def progress_bar(total: int, console: Console) -> tuple[AbstractContextManager[object], Watch]:
     """A bar of finished requests, where there is a terminal to show it on."""
-    if not console.is_terminal:
-        return nullcontext(), lambda output: None
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-    )
-    task = bar.add_task("requests", total=total)
-    return bar, lambda output: bar.advance(task, 1 if output.finished else 0)
+    bar, advance = request_bar(total, console)
+
+    def watch(output: RequestOutput) -> None:
+        if output.finished:
+            advance()
+
+    return bar, watch
 
 
 def print_texts(outputs: Sequence[RequestOutput], prompts: Sequence[PromptText]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import httpx
 
 from pagedkv.errors import ConfigError, RequestError
-from pagedkv.loadtest.answer import Answer, AnswerReader, error_message
+from pagedkv.loadtest.answer import Answer, AnswerReader, refusal
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from pagedkv.engine.llm import LLM
@@ -65,7 +64,7 @@ class Server:
                 "--model alone to chat in this process"
             ) from error
         if response.status_code != 200:
-            raise ConfigError(f"{url} answers {response.status_code}: {_message(response.text)}")
+            raise ConfigError(f"{url} answers {response.status_code}: {refusal(response.text)}")
         try:
             self.name = model or str(response.json()["data"][0]["id"])
         except (ValueError, LookupError, TypeError) as error:
@@ -86,7 +85,7 @@ class Server:
             with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != 200:
                     response.read()
-                    raise RequestError(_message(response.text))
+                    raise RequestError(refusal(response.text))
                 for data in response.iter_bytes():
                     reader.feed(data, time.monotonic() - sent)
         except httpx.HTTPError as error:
@@ -132,10 +131,3 @@ class Here:
 
     def close(self) -> None:
         self._llm.close()
-
-
-def _message(text: str) -> str:
-    try:
-        return error_message(json.loads(text))
-    except (ValueError, RecursionError):
-        return error_message(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.live import Live
 
 from pagedkv.cli.top_frame import View, frame
 from pagedkv.errors import ConfigError, PagedKVError
+from pagedkv.loadtest.answer import refusal
 
 if TYPE_CHECKING:  # what it needs is in the extra `server`
     import httpx
@@ -103,21 +104,12 @@ class _Server:
             ) from error
 
     def _refusal(self, answer: httpx.Response) -> str:
-        where = f"the server at --url={self._url:.200}"
+        where, why = f"the server at --url={self._url:.200}", refusal(answer.text)
         if answer.status_code == 401:
             return (
-                f"{where} lets only its operator look ({_message(answer)}): give --api-key or set "
+                f"{where} lets only its operator look ({why}): give --api-key or set "
                 "PAGEDKV_API_KEY"
             )
         if answer.status_code == 404:
             return f"{where} has no dashboard: is it `pagedkv serve`?"
-        return f"{where} answers with status {answer.status_code}: {_message(answer)}"
-
-
-def _message(answer: httpx.Response) -> str:
-    """What an answer that is an error says."""
-    try:
-        body: Any = answer.json()
-        return f"{body['error']['message']:.300}"
-    except (ValueError, KeyError, TypeError):
-        return f"{answer.text[:300]!r}"
+        return f"{where} answers with status {answer.status_code}: {why}"

@@ -108,8 +108,20 @@ class AnswerReader:
             self._answer.error = why
 
 
+def refusal(text: str) -> str:
+    """What the body of an answer says that is none: its error's message, or all of it."""
+    try:
+        return error_message(msgspec.json.decode(text))
+    except (ValueError, RecursionError):
+        return error_message(text)
+
+
 def error_message(body: Any) -> str:
-    """The message in a body that reports an error, in OpenAI's form or another."""
+    """The message in a body that reports an error, in OpenAI's form or another, as one line.
+
+    It is somebody else's: what could not be printed as it is becomes "?".
+    """
     error = body.get("error", body) if isinstance(body, dict) else body
     message = error.get("message", error) if isinstance(error, dict) else error
-    return " ".join(str(message).split())[:200]
+    line = " ".join(str(message).split())[:200]
+    return "".join(c if c.isprintable() else "?" for c in line)

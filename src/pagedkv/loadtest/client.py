@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from pagedkv.errors import ConfigError
-from pagedkv.loadtest.answer import Answer, AnswerReader, error_message
+from pagedkv.loadtest.answer import Answer, AnswerReader, refusal
 from pagedkv.loadtest.requests import LoadRequest
 
 
@@ -55,7 +55,7 @@ class Client:
             ) as response:
                 if response.status != 200:
                     text = await response.text(errors="replace")
-                    return Answer(error=f"HTTP {response.status}: {_message(text)}")
+                    return Answer(error=f"HTTP {response.status}: {refusal(text)}")
                 async for data in response.content.iter_any():
                     reader.feed(data, self._now())
         except TimeoutError:
@@ -88,7 +88,7 @@ async def first_model(url: str, key: str | None) -> str:
         ):
             text = await response.text(errors="replace")
             if response.status != 200:
-                raise ConfigError(f"{where} answers {response.status}: {_message(text)}")
+                raise ConfigError(f"{where} answers {response.status}: {refusal(text)}")
         return str(json.loads(text)["data"][0]["id"])
     except TimeoutError:
         raise ConfigError(
@@ -120,10 +120,3 @@ def body_of(request: LoadRequest, target: Target) -> dict[str, Any]:
             if seconds is not None:
                 body[name] = seconds * 1e3
     return body | dict(target.body)
-
-
-def _message(text: str) -> str:
-    try:
-        return error_message(json.loads(text))
-    except (ValueError, RecursionError):
-        return error_message(text)

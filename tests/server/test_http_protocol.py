@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 
 import httpx
+import pytest
 from fastapi import FastAPI
 from serving import GatedExecutor, http_server, settings, toy_core
 from tiny_llm import VOCAB
@@ -154,3 +155,73 @@ def test_a_head_that_is_too_large_or_none_is_refused_in_openais_form() -> None:
         top, _, body = answer.partition(b"\r\n\r\n")
         assert top.startswith(b"HTTP/1.1 %d " % status)
         assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+def rest(client: socket.socket) -> bytes:
+    answer = b""
+    while part := client.recv(4096):
+        answer += part
+    return answer
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("ahead", [20, 4096])
+def test_a_client_that_leaves_is_noticed_though_it_has_sent_more(
+    ahead: int, together: bool
+) -> None:
+    executor = GatedExecutor(ToyExecutor(64, 4, vocab_size=VOCAB))
+    core = toy_core(executor=executor)
+    engines: list[AsyncEngine] = []
+
+    def make_app(engine: AsyncEngine) -> FastAPI:
+        engines.append(engine)
+        return create_app(engine, settings())
+
+    given = settings(max_header_bytes=4096).server
+    with http_server(lambda: core, make_app, given=given) as url:
+        with connect(url) as client:
+            more = b"GET /health HTTP/1.1\r\nX: ".ljust(ahead, b"x")
+            asked = request({"prompt": "a", "max_tokens": 50})
+            client.sendall(asked + more if together else asked)
+            asyncio.run(asyncio.wait_for(num_live(engines[0], 1), PATIENCE))
+            if not together:
+                client.sendall(more)
+        asyncio.run(asyncio.wait_for(num_live(engines[0], 0), PATIENCE))
+        executor.allow(None)
+
+
+def test_requests_that_come_ahead_are_answered_in_order_and_too_much_is_cut_off() -> None:
+    given = settings(max_header_bytes=1000).server
+    asked = request({"prompt": "a", "max_tokens": 2})
+    with http_server(given=given) as url:
+        with connect(url) as client:
+            last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            client.sendall(asked * 3 + last)
+            answers = rest(client)
+        assert answers.count(b"HTTP/1.1 200") == 4 and answers.endswith(b'{"status":"ok"}')
+        with connect(url) as client:
+            client.sendall(asked + b"GET /health HTTP/1.1\r\nX: ".ljust(2000, b"x"))
+            assert client.recv(1) == b""
+
+
+def test_what_follows_a_last_request_or_an_early_answer_is_not_read(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    executor = GatedExecutor(ToyExecutor(64, 4, vocab_size=VOCAB))
+    asked = request({"prompt": "a", "max_tokens": 2})
+    with http_server(lambda: toy_core(executor=executor)) as url, connect(url) as client:
+        client.sendall(asked.replace(b"Host: x", b"Host: x\r\nConnection: close"))
+        assert executor.reached.acquire(timeout=PATIENCE)
+        client.sendall(b"\r\n")
+        executor.allow(None)
+        assert rest(client).startswith(b"HTTP/1.1 200")
+    keyed = settings({"key": "tenant"})
+    with (
+        http_server(make_app=lambda engine: create_app(engine, keyed)) as url,
+        connect(url) as client,
+    ):
+        client.sendall(b"POST /v1/models HTTP/1.1\r\nTransfer-Encoding: chunked\r\nHost: x\r\n\r\n")
+        assert client.recv(4096).startswith(b"HTTP/1.1 401")
+        client.sendall(b"no chunk\r\n")
+        rest(client)
+    assert not [line for line in caplog.messages if "Fatal" in line]

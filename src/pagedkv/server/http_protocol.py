@@ -61,7 +61,8 @@ class PatientProtocol(H11Protocol):
 
     Whatever is written waits for a client that has not taken the last 64 KiB (asyncio's high-water
     mark); one that takes nothing for `reader_timeout` seconds is cut off, and its request is
-    cancelled. So is one that has sent no complete head of a request for `head_timeout` seconds.
+    cancelled. So is one that has sent no complete head of a request for `head_timeout` seconds, and
+    one that sends more than a head's bytes of its next request before the answer to this one.
     """
 
     def __init__(
@@ -80,10 +81,15 @@ class PatientProtocol(H11Protocol):
         self._stop_head()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        if self.conn.their_state is not h11.MUST_CLOSE:  # else nothing can follow its last request
+            super().data_received(data)
+
     def handle_events(self) -> None:
         super().handle_events()
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._answering():
             self._stop_head()
+            self._read_on()
         elif self._head is None and not self.transport.is_closing():
             self._head = self.loop.call_later(self._head_timeout, self.transport.abort)
 
@@ -102,6 +108,9 @@ class PatientProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """In OpenAI's form. A head that is too large gets 431."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()  # an answer has begun, or was given before the body had come
+            return
         status = 431 if self._head_too_large() else 400
         body = json.dumps(error_body(msg, "invalid_request_error")).encode()
         headers = [
@@ -122,6 +131,18 @@ class PatientProtocol(H11Protocol):
         data, _ = self.conn.trailing_data
         limit = self.config.h11_max_incomplete_event_size
         return limit is not None and len(data) > limit
+
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _read_on(self) -> None:
+        """uvicorn reads nothing more once the next request has begun to come: it would not notice
+        that the client has left."""
+        if self.conn.their_state is h11.DONE:
+            if self._head_too_large():
+                self.transport.abort()
+            else:
+                self.flow.resume_reading()
 
     def _stop_head(self) -> None:
         if self._head is not None:

@@ -238,6 +238,24 @@ def test_rules_that_lead_from_one_to_the_next_do_not_end_the_process(llm: LLM) -
     assert output.text == "a"
 
 
+LONG = "(((a{100}){100}){100}){100}"  # one text, of 100 MB
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"regex": LONG},
+        {"json": {"type": "string", "pattern": f"^{LONG}$"}},
+        {"grammar": f"start: /{LONG}/"},
+        {"grammar": f'%llguidance {{"no_forcing": false}}\nstart: /{LONG}/ //'},
+    ],
+    ids=["regex", "json", "grammar", "options"],
+)
+def test_a_long_text_in_few_words_is_not_written_out(llm: LLM, form: dict[str, Any]) -> None:
+    (output,) = run(llm, wanted(**form, max_tokens=6))
+    assert output.text in ("aaaaaa", '"aaaaa')
+
+
 def test_a_form_that_takes_too_long_to_compile_is_refused(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

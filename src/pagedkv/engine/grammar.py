@@ -39,6 +39,9 @@ _MAX_READY = 16
 # Whatever a schema says of itself: every keyword counts, and white space between two tokens has an
 # end, which small models do not always find.
 JSON_OPTIONS: JsonCompileOptions = {"lenient": False, "whitespace_pattern": r"[ \n\t]{1,32}"}
+# The last options of a grammar count. What may only go on in one way is not written out beforehand,
+# to its end: "(((a{100}){100}){100}){100}" is a text of 100 MB.
+_OPTIONS = '%llguidance {"no_forcing": true}'
 _MOST_SECONDS = 0.5  # of a thread's own time
 _DEEP_STACK = 256 * 2**20  # bytes of address space, of which a usual grammar touches little
 _STACK_SIZE = threading.Lock()  # of the size for new threads, which is the whole process's
@@ -154,15 +157,16 @@ def check_grammar(form: StructuredOutputs) -> None:
             'pip install "pagedkv[server]"'
         ) from None
 
-    def compile_timed() -> tuple[LLMatcher, float]:
+    def time_beginning() -> float:
         start = time.thread_time()
-        return _compile(form, LLTokenizer("byte")), time.thread_time() - start
+        matcher = _compile(form, LLTokenizer("byte"))
+        matcher.compute_bitmask()
+        _check(matcher)
+        return time.thread_time() - start
 
     try:
         with _contained():
-            matcher, seconds = _on_deep_stack(compile_timed)
-            matcher.compute_bitmask()
-            _check(matcher)
+            seconds = _on_deep_stack(time_beginning)
     except GrammarError as error:
         raise RequestError(f"structured_outputs ({form.kind}) cannot be used: {error}") from error
     if seconds > _MOST_SECONDS:
@@ -210,14 +214,18 @@ def _source(form: StructuredOutputs) -> str:
     if form.json_object or form.json is not None:
         schema = '{"type": "object"}' if form.json_object else str(form.json)
         try:
-            return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
+            given = LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
         except ValueError as error:
             raise GrammarError(f"not a JSON schema: {error}") from error
-    if form.choice is not None:
-        return grammar_from("choice", json.dumps(form.choice))
-    if form.regex is not None:
-        return LLMatcher.grammar_from_regex(form.regex)
-    return LLMatcher.grammar_from_lark(str(form.grammar))
+        text = "start: %json " + json.dumps(json.loads(given)["grammars"][0]["json_schema"])
+    elif form.choice is not None:
+        text = grammar_from("choice", json.dumps(form.choice))
+    elif form.regex is not None:
+        given = LLMatcher.grammar_from_regex(form.regex)
+        text = json.loads(given)["grammars"][0]["lark_grammar"]
+    else:
+        text = str(form.grammar)
+    return f"{text}\n{_OPTIONS}"
 
 
 def _compile(form: StructuredOutputs, tokenizer: LLTokenizer) -> LLMatcher:

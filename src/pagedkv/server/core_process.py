@@ -32,6 +32,7 @@ from pagedkv.engine.wire import (
 from pagedkv.errors import PagedKVError
 from pagedkv.scheduling.tenants import Tenant
 from pagedkv.server.core_link import LENGTH
+from pagedkv.server.settle import settle
 
 # Seconds that a step may go on after the front is gone.
 _GRACE = 5.0
@@ -118,6 +119,7 @@ def _serve(frames: _Frames) -> int:
     core = llm.engine.core
     loop = CoreLoop(core, frames.write)
     listener.pass_on_to(loop)
+    settle()
     frames.write(Ready(core_facts(core, str(llm.folder), llm.report.lines())))
     with closing(llm), watching(loop, configure.slow_step):
         return 0 if loop.run() else 1

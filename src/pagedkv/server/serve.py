@@ -30,6 +30,7 @@ from pagedkv.server.core_link import CoreLink, ProcessLink, ThreadLink
 from pagedkv.server.core_process import make_llm
 from pagedkv.server.http_protocol import PatientProtocol
 from pagedkv.server.settings import ServerSettings, ServeSettings
+from pagedkv.server.settle import settle
 
 if TYPE_CHECKING:
     from pagedkv.server.tracing import Tracing
@@ -72,6 +73,7 @@ async def _serve(settings: ServeSettings) -> int:
         app = create_app(engine, settings)
         if tracing is not None:
             tracing.follow(app, engine, settings.model_names()[0])
+        settle()
         server = _Server(http_config(app, given))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         _LOG.info("serving %s at %s", ", ".join(settings.model_names()), _address(listener))

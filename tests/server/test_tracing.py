@@ -11,9 +11,6 @@ from typing import Any
 
 import httpx
 import pytest
-
-pytest.importorskip("opentelemetry.sdk")
-
 from fastapi import FastAPI
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -158,6 +155,20 @@ def test_a_span_belongs_to_the_one_that_the_client_names() -> None:
     assert named.context.trace_id == int("a" * 32, 16) and named.parent.span_id == int("b" * 16, 16)
     assert nonsense.parent is None and none.parent is None
     assert len({span.context.trace_id for span in (named, nonsense, none)}) == 3
+
+
+def test_a_span_has_the_id_of_its_answer() -> None:
+    ids = []
+
+    async def test(engine: AsyncEngine, spans: Spans) -> None:
+        transport = httpx.ASGITransport(create_app(engine, settings()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            for prompt in ("abc", ["abc", "abd"]):
+                body = {"model": MODEL, "prompt": prompt, "max_tokens": 2, "request_id": "mine"}
+                ids.append((await client.post("/v1/completions", json=body)).json()["id"])
+
+    found = [span.attributes["gen_ai.response.id"] for span in traced(test)]
+    assert found == ["cmpl-mine"] * 3 and ids == ["cmpl-mine"] * 2
 
 
 def test_the_operator_may_name_the_service(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from types import MappingProxyType
@@ -22,6 +23,7 @@ _KEPT = 60  # seconds of the curves
 _FEWEST_LINES = 8  # of a table, where there is no terminal whose height could be filled
 _MAP_LINES = 8
 _RANGES = 8
+_NUMBERS = re.compile(r"(#\d+)+$")
 _BARS = "▁▂▃▄▅▆▇█"
 # For each state a sign that can be told from the others without its colour.
 _SIGNS = MappingProxyType(
@@ -104,9 +106,8 @@ def plain(text: object) -> str:
 
 
 def _name(request: str) -> str:
-    """As the client knows it: the core's name has a number behind it."""
-    head, mark, number = request.rpartition("#")
-    return plain(head if mark and number.isdigit() else request)
+    """As the client knows it: the core's name has numbers behind it."""
+    return plain(_NUMBERS.sub("", request))
 
 
 def _headline(view: View) -> Text:

@@ -146,8 +146,8 @@ class AsyncEngine:
         self._receiver = asyncio.create_task(self._receive())
 
     def new_id(self, prefix: str) -> str:
-        """An id that no other request has."""
-        return f"{prefix}-{next(self._ids)}"
+        """An id that no other request has; the client's is what stands before the first "#"."""
+        return f"{prefix}#{next(self._ids)}"
 
     def check_open(self) -> None:
         """EngineDeadError, ShutdownError: no request is taken any more."""

@@ -233,7 +233,8 @@ class EngineSettings(_Section):
         description="With fair+deadline: service by which its tenant may then be ahead.",
     )
     decisions_kept: Annotated[int, scheduling("decision_log")] = Field(
-        default=4096, description="Decisions kept in memory, for /explain; 0 for none."
+        default=4096,
+        description="Decisions kept in memory, of which the dashboard shows the last; 0 for none.",
     )
 
     @field_validator("policy")

@@ -18,7 +18,6 @@ from pagedkv.server.openai.errors import FieldError
 from pagedkv.server.openai.limits import check_limits
 from pagedkv.server.openai.parameters import Params, most_tokens, prepare, sampling
 from pagedkv.server.openai.protocol import (
-    MAX_PROMPTS,
     Generation,
     Refused,
     described,
@@ -28,13 +27,12 @@ from pagedkv.server.openai.words import Scores
 
 _TEXT = {"type": "string", "minLength": 1}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-_MANY = {"minItems": 1, "maxItems": MAX_PROMPTS}
 _PROMPT = {
     "anyOf": [
         _TEXT,
-        {"type": "array", "items": _TEXT, **_MANY},
+        {"type": "array", "items": _TEXT, "minItems": 1},
         _IDS,
-        {"type": "array", "items": _IDS, **_MANY},
+        {"type": "array", "items": _IDS, "minItems": 1},
     ]
 }
 

@@ -27,8 +27,6 @@ from pagedkv.server.openai.body import Body
 from pagedkv.server.openai.errors import FieldError
 from pagedkv.server.openai.forms import ResponseFormat, Structured
 
-# Prompts of one body; each is a request of its own to the engine.
-MAX_PROMPTS = 128
 MAX_SALT_CHARS = 1024
 MAX_ID_CHARS = 128
 # Milliseconds that an objective or a deadline may be away: about a year.

@@ -33,8 +33,8 @@ export function short(value) {
   return `${+value.toPrecision(3)}`;
 }
 
-// The name that the client knows: the core's has a number behind it.
-export const clientName = (request) => request.replace(/#\d+$/, "");
+// The name that the client knows: the core's has numbers behind it.
+export const clientName = (request) => request.replace(/(#\d+)+$/, "");
 
 // A long name without its middle: what tells names apart is mostly at their ends.
 export const shortName = (name) => (name.length > 26 ? `${name.slice(0, 15)}…${name.slice(-10)}` : name);

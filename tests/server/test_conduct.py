@@ -161,6 +161,43 @@ def test_a_client_that_leaves_while_its_prompt_is_tokenised_starts_nothing() -> 
     asyncio.run(main())
 
 
+def test_long_texts_do_not_keep_short_ones_waiting() -> None:
+    reached, go_on = threading.Event(), threading.Event()
+
+    class Slow(PreTrainedTokenizerFast):
+        def __call__(self, text: Any, *args: Any, **kwargs: Any) -> Any:
+            if len(text) > 1000:
+                reached.set()
+                assert go_on.wait(PATIENCE)
+            return super().__call__(text[:10], *args, **kwargs)
+
+    def slow() -> PreTrainedTokenizerFast:
+        tokenizer = byte_tokenizer()
+        tokenizer.__class__ = Slow
+        return tokenizer
+
+    async def main() -> None:
+        with watched(slow) as server:
+            server.executor.allow(None)
+            async with server.client() as client:
+                text = "a" * 200_000
+                many: list[asyncio.Task[httpx.Response]] = []
+                for _ in range(20):  # more than the threads that all requests share
+                    asked = {"prompt": text, "truncate_prompt_tokens": 5, "max_tokens": 2}
+                    many.append(asyncio.create_task(client.post("/v1/completions", json=asked)))
+                    asked = {"prompt": text}
+                    many.append(asyncio.create_task(client.post("/tokenize", json=asked)))
+                assert await asyncio.to_thread(reached.wait, PATIENCE)
+                try:
+                    short = await client.post("/v1/completions", json={"prompt": "x"}, timeout=20)
+                finally:
+                    go_on.set()
+                assert short.status_code == 200
+                assert {(await task).status_code for task in many} == {200}
+
+    asyncio.run(main())
+
+
 def test_a_swapped_out_request_of_a_client_that_leaves_is_dropped() -> None:
     async def main() -> None:
         # Two of 36 tokens do not fit into 12 blocks of 4: one of them is preempted.

@@ -7,6 +7,7 @@ import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
@@ -28,6 +29,9 @@ from pagedkv.server.settings import ServeSettings
 ID_HEADER = "X-Request-Id"
 T = TypeVar("T")
 
+# Bytes of a body whose texts are long: megabytes take seconds, and gigabytes of memory.
+_LONG = 128 * 1024
+
 _ID = re.compile(rf"[!-~]{{1,{MAX_ID_CHARS}}}")
 
 
@@ -47,6 +51,18 @@ class Api:
     def words(self) -> Words:
         return Words(self.engine.front.reader.decoder)
 
+    @cached_property
+    def _long_texts(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, "pagedkv-long-texts")
+
+    async def in_thread(self, num_bytes: int, work: Callable[[], T]) -> T:
+        """What `work` returns, which reads the texts of a body of so many bytes.
+
+        Long ones are read one after the other, so that short ones do not wait for them.
+        """
+        threads = self._long_texts if num_bytes > _LONG else None
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
+
     def model(self, name: str | None) -> str:
         """The name to answer under. UnknownModelError."""
         if name is None:
@@ -65,9 +81,10 @@ class Call:
     arrival: float
     created: int
     tenant: str
+    num_bytes: int  # of its body
 
     @classmethod
-    def of(cls, request: Request, arrival: float, body: Generation) -> Call:
+    async def of(cls, request: Request, arrival: float, body: Generation) -> Call:
         """FieldError: the client's id is none."""
         given = body.request_id or request.headers.get(ID_HEADER) or uuid.uuid4().hex
         if not _ID.fullmatch(given):
@@ -75,7 +92,8 @@ class Call:
                 f"{ID_HEADER}={given!r:.200} must be 1 to {MAX_ID_CHARS} visible ASCII characters",
                 "request_id",
             )
-        return cls(given, arrival, int(time.time()), tenant_of(request))
+        num_bytes = len(await request.body())
+        return cls(given, arrival, int(time.time()), tenant_of(request), num_bytes)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -144,7 +162,7 @@ async def respond(
     api.engine.check_open()
     samples, tokens = num_prompts * (body.n or 1), max(num_ids, num_prompts)
     with api.engine.door.reading(call.tenant, num_prompts, samples, tokens):
-        prepared, form = await asyncio.to_thread(read)
+        prepared, form = await api.in_thread(call.num_bytes, read)
     written = write(Running(api.engine, prepared), form, model)
     if body.stream:
         return EventStream(written.events(), written.close, call.headers)

@@ -124,7 +124,7 @@ def router(api: Api) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         arrival = api.engine.clock()
         body = await read_body(request, ChatRequest)
-        call = Call.of(request, arrival, body)
+        call = await Call.of(request, arrival, body)
         check_limits(api.settings.server, body, top_logprobs=body.top_logprobs)
         tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
         params = chat_params(body, tools)

@@ -114,7 +114,7 @@ def router(api: Api) -> APIRouter:
     async def completions(request: Request) -> Response:
         arrival = api.engine.clock()
         body = await read_body(request, CompletionRequest)
-        call, prompts = Call.of(request, arrival, body), _prompts(body)
+        call, prompts = await Call.of(request, arrival, body), _prompts(body)
         check_limits(api.settings.server, body, len(prompts), logprobs=body.logprobs)
         params = _params(body)
         return await answer(

@@ -214,7 +214,7 @@ def router(api: Api) -> APIRouter:
         arrival = api.engine.clock()
         body = await read_body(request, ResponseRequest)
         chat = _chat(body)
-        call = Call.of(request, arrival, chat)
+        call = await Call.of(request, arrival, chat)
         params = chat_params(chat, None)
         check_limits(api.settings.server, chat)
 

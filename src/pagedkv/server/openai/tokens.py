@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -39,13 +38,15 @@ def router(api: Api) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         body = await read_body(request, TokenizeRequest)
         api.model(body.model)
-        return json_response(await asyncio.to_thread(_tokenized, api, body))
+        num_bytes = len(await request.body())
+        return json_response(await api.in_thread(num_bytes, lambda: _tokenized(api, body)))
 
     @routes.post("/detokenize", openapi_extra=described(DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
         body = await read_body(request, DetokenizeRequest)
         api.model(body.model)
-        text = await asyncio.to_thread(api.engine.front.reader.decode, body.tokens)
+        num_bytes, reader = len(await request.body()), api.engine.front.reader
+        text = await api.in_thread(num_bytes, lambda: reader.decode(body.tokens))
         return json_response({"prompt": text})
 
     return routes

@@ -26,7 +26,10 @@ from pagedkv.loadtest.requests import Goals, SloClass, Tenant
 
 
 class Scripted:
-    """Answers of `max_tokens` words; what was asked is kept. A key "bad" is refused."""
+    """Answers of `max_tokens` words; what was asked is kept.
+
+    A key "bad" is refused, "nobody's" at once.
+    """
 
     def __init__(self) -> None:
         self.asked: list[tuple[str | None, dict[str, Any]]] = []
@@ -36,7 +39,9 @@ class Scripted:
         app = FastAPI()
 
         @app.get("/v1/models")
-        async def models() -> Any:
+        async def models(request: Request) -> Any:
+            if request.headers.get("authorization") == "Bearer nobody's":
+                return JSONResponse({"error": {"message": "no such key"}}, 401)
             return {"data": [{"id": "scripted"}]}
 
         async def answer(request: Request) -> Response:
@@ -134,6 +139,15 @@ def test_failures_are_told_and_all_failed_is_status_1(
     scripted.cut = True
     assert bench(url) == 1
     assert "6 failed: the stream was cut: it has no [DONE]" in capsys.readouterr().out
+
+
+def test_a_key_that_is_refused_is_told_as_that(
+    server: tuple[str, Scripted], capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, scripted = server
+    assert bench(url, "--api-key", "nobody's") == 2
+    assert "/v1/models answers 401: no such key" in capsys.readouterr().err
+    assert not scripted.asked
 
 
 def test_a_trace_says_when_and_how_much(

@@ -204,6 +204,28 @@ def test_unknown_fields_are_refused_with_the_nearest_known_one(url: str) -> None
     refused(post(url, **GOOD, tenant="another"), "tenant")
 
 
+def test_older_names_of_vllm_lead_to_the_newer(url: str) -> None:
+    message = refused(post(url, **GOOD, guided_json={}), "guided_json")
+    assert message == "there is no field 'guided_json': use structured_outputs={'json': ...}"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "start"),
+    [
+        ("tools", [{"type": "function", "name": "x"}], "tools.0.name: Extra"),
+        ("tools", [{"type": "function", "function": {"name": "x", "a" * 999: 1}}], "tools.0.func"),
+        ("stream_options", {"usage": True}, "stream_options.usage: Extra"),
+        ("stop", ["a", 5], "stop.1: "),
+    ],
+)
+def test_a_wrong_part_of_a_field_is_told_by_its_place(
+    url: str, field: str, value: Any, start: str
+) -> None:
+    message = refused(post(url, "/v1/chat/completions", **CHAT | {field: value}), field)
+    assert message.startswith(start)
+    assert len(message) < 300
+
+
 def test_unknown_models(url: str) -> None:
     answer = post(url, **GOOD | {"model": "another"})
     assert refused(answer, "model", 404).startswith("the model 'another' is not served")

@@ -59,6 +59,7 @@ def ask(server: Served, model: Path) -> httpx.Response:
 def test_it_says_what_it_runs_and_where(model: Path) -> None:
     with served(model) as server:
         assert "127.0.0.1:" in server.url
+        server.line("loading ")
         server.line("KV cache:")
         assert ask(server, model).status_code == 200
         core = server.core

@@ -102,7 +102,9 @@ def invoke(args: list[str]) -> int:
     simulate.command("serve")(simulate_serve)
     simulate.command()(replay)
     app.add_typer(simulate, name="simulate")
-    bench = typer.Typer(help="What a setting costs on this machine.")
+    bench = typer.Typer(
+        help="What a setting costs on this machine, and what the users of a server see."
+    )
     bench.command("block-size")(block_size)
     bench.command("serve")(bench_serve)
     app.add_typer(bench, name="bench")

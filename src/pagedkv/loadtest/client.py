@@ -87,15 +87,16 @@ async def first_model(url: str, key: str | None) -> str:
             session.get(where) as response,
         ):
             text = await response.text(errors="replace")
-            if response.status != 200:
-                raise ConfigError(f"{where} answers {response.status}: {refusal(text)}")
-        return str(json.loads(text)["data"][0]["id"])
     except TimeoutError:
         raise ConfigError(
             f"no server answers at {url} within 30 s: is the address right?"
         ) from None
     except (aiohttp.ClientError, OSError) as error:
         raise ConfigError(f"no server answers at {url}: {error}") from error
+    if response.status != 200:
+        raise ConfigError(f"{where} answers {response.status}: {refusal(text)}")
+    try:
+        return str(json.loads(text)["data"][0]["id"])
     except (ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"{where} names no model: give --model") from error
 

@@ -66,6 +66,7 @@ async def _serve(settings: ServeSettings) -> int:
         link = _link(settings)
         stop = _Stop(link)
         engine = AsyncEngine(link, tokenizer_of, seed=settings.engine.seed)
+        _LOG.info("loading %s", settings.engine.model)
         if not await _started(engine, stop):
             return _SIGNALLED + stop.signal
         for line in engine.facts.report:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import difflib
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from fastapi import Request
 from pydantic import Field, ValidationError, WithJsonSchema
-from pydantic_core import from_json
+from pydantic_core import ErrorDetails, from_json
 
 from pagedkv.errors import RequestError
 from pagedkv.scheduling.params import (
@@ -140,6 +141,11 @@ class Generation(Accepted):
 
 B = TypeVar("B", bound=Body)
 
+# Fields that vLLM had before structured_outputs, and what is inside that in their place.
+_RENAMED = MappingProxyType(
+    {f"guided_{form}": form for form in ("json", "regex", "choice", "grammar")}
+)
+
 
 async def read_body(request: Request, kind: type[B]) -> B:
     """The body of a request. RequestError says what is wrong with it."""
@@ -176,10 +182,25 @@ def checked(value: Mapping[str, Any], kind: type[B]) -> B:
     wrong = [e for e in errors if e["loc"][0] == where][-1]  # of the last form that it may have
     if wrong["type"] == "none_required":
         raise FieldError(f"{where} is not implemented: leave it out", where)
-    raise FieldError(f"{where}: {wrong['msg']}", where)
+    raise FieldError(f"{_place(wrong, value):.200}: {wrong['msg']}", where)
+
+
+def _place(wrong: ErrorDetails, value: Any) -> str:
+    """Where in the value an error is, without the forms of a union, which pydantic names too."""
+    place = []
+    for part in wrong["loc"]:
+        inside = isinstance(value, list) if isinstance(part, int) else isinstance(value, Mapping)
+        if inside and (isinstance(part, int) or part in value):
+            value = value[part]
+            place.append(str(part))
+    if wrong["type"] == "missing":
+        place.append(str(wrong["loc"][-1]))
+    return ".".join(place)
 
 
 def _unknown(name: str, kind: type[Body]) -> str:
+    if name in _RENAMED and "structured_outputs" in kind.model_fields:
+        return f"there is no field {name!r}: use structured_outputs={{{_RENAMED[name]!r}: ...}}"
     near = difflib.get_close_matches(name[:MAX_ID_CHARS], kind.model_fields, 1)
     hint = f": is it {near[0]!r}?" if near else ""
     return f"there is no field {name!r:.100}{hint}"

@@ -29,7 +29,7 @@ def data_of(core: EngineCore, num_blocks: int, taken: float = 4.9) -> dict:
     """As a server would answer."""
     history = History(Facts(core.scheduler.config, num_blocks, 4, num_blocks), lambda: 5.0)
     picture = take_picture(core)
-    history.took(Batch((), None, 0, core_status(core)))
+    history.take(Batch((), None, 0, core_status(core)))
     values = {
         "run": "r",
         "now": 5.0,

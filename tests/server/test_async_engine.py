@@ -46,6 +46,23 @@ def test_streams_end_with_the_text_of_a_solo_run() -> None:
     assert together == [asyncio.run(solo(prompt)) for prompt in prompts]
 
 
+def test_a_request_that_the_core_cannot_read_ends_with_all_its_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(add: object, now: float) -> list[object]:
+        raise RuntimeError("boom")
+
+    async def main() -> None:
+        core = toy_core()
+        monkeypatch.setattr(core.scheduler, "add", broken)
+        async with running(lambda: core) as engine, asyncio.timeout(60):
+            *_, last = [o async for o in submit(engine, "x", SamplingParams(n=2))]
+            assert last.finished and engine.num_live == 0
+            assert ["boom" in str(sample.error) for sample in last.outputs] == [True, True]
+
+    asyncio.run(main())
+
+
 def test_a_cancelled_request_leaves_its_blocks_within_two_steps() -> None:
     async def main() -> None:
         executor = gated()

@@ -32,7 +32,7 @@ class Watched(History):
         self.sent(Add(name, tuple(range(prompt)), params, self.now, 0, tenant=tenant))
 
     def step(self, *deltas: Delta, **stats) -> None:
-        self.took(Batch(deltas, of(StepStats, stats), 0, status(**stats) if stats else None))
+        self.take(Batch(deltas, of(StepStats, stats), 0, status(**stats) if stats else None))
 
 
 def of(kind: type, given: dict):
@@ -90,6 +90,15 @@ def test_a_second_without_news_is_as_the_one_before() -> None:
     assert history.columns(1)["columns"]["second"] == [2, 3]
 
 
+def test_a_sample_that_fails_is_not_the_end_of_the_others() -> None:
+    history = Watched()
+    history.add("a", n=2)
+    history.step(Delta("a", 0, (1,)), Delta("a", 1, (1,)))
+    history.now += 0.5
+    history.step(Delta("a", 0, finish_reason="error"), Delta("a", 1, (2,)))
+    assert history.recent()["itl_p50"] == 0.5
+
+
 def test_it_forgets() -> None:
     history = Watched()
     history.now += 10 * KEPT
@@ -110,7 +119,7 @@ def test_it_forgets() -> None:
 def test_requests_that_are_aborted_when_no_step_follows_are_gone() -> None:
     history = Watched()
     history.step(blocks_held=40, blocks_cached=60, num_running=8, num_waiting=9)
-    history.took(Batch((), None, 0, status(blocks_free=70, blocks_cached=30)))
+    history.take(Batch((), None, 0, status(blocks_free=70, blocks_cached=30)))
     columns = history.columns(-1)["columns"]
     assert columns["running"] == columns["waiting"] == columns["filled"] == [0]
     assert columns["free"] == [70]
@@ -119,9 +128,9 @@ def test_requests_that_are_aborted_when_no_step_follows_are_gone() -> None:
 def test_service_of_tenants_and_hits_by_tier() -> None:
     history = Watched(tenants=(("big", Tenant(weight=4)),))
     one = TenantCounters("big", 1, 10, 1), TenantCounters(None, 1, 5, 2)
-    history.took(Batch((), None, 0, status(one, (("device", 7), ("host", 3)))))
+    history.take(Batch((), None, 0, status(one, (("device", 7), ("host", 3)))))
     two = TenantCounters("big", 1, 10, 2), TenantCounters(None, 1, 5, 2)
-    history.took(Batch((), None, 0, status(two, (("device", 9), ("host", 3)))))
+    history.take(Batch((), None, 0, status(two, (("device", 9), ("host", 3)))))
     running = [{"tenant": "new", "running": 1, "waiting": 2, "blocks": 3}]
     big, nobody, new = history.tenants(running)
     assert (big["tenant"], big["weight"], big["recent"]) == ("big", 4, 14)

@@ -15,6 +15,7 @@ from pagedkv.cache import SanitizerError
 from pagedkv.engine.recording import Recorder
 from pagedkv.errors import RequestError
 from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, Message, StepStats
+from pagedkv.scheduling.report import refused
 from pagedkv.scheduling.scheduler import Scheduler
 from pagedkv.scheduling.step import Executor, Result, Step
 
@@ -151,15 +152,7 @@ class EngineCore:
                     self._deltas += self.scheduler.add(add, now)
                 except Exception as error:  # its own end, not the loop's
                     why = f"the request cannot be read: {type(error).__name__}: {error}"
-                    self._deltas += [
-                        Delta(
-                            add.request_id,
-                            0,
-                            finish_reason="error",
-                            error=why,
-                            error_type="engine",
-                        )
-                    ]
+                    self._deltas += refused(add, why, "engine")
             case Abort() as abort:
                 self._deltas += self.scheduler.abort(abort, now)
             case Drain():

@@ -15,7 +15,8 @@ from pagedkv.engine.status import core_status
 from pagedkv.engine.wire import Answer, Ask, Batch, Close, Died, FromCore, ToCore
 from pagedkv.errors import RequestError
 from pagedkv.scheduling.explain import explain
-from pagedkv.scheduling.messages import Abort, Add, Delta, Drain
+from pagedkv.scheduling.messages import Abort, Add, Drain
+from pagedkv.scheduling.report import refused
 
 # Answers a question about the core between two steps, from its argument.
 Answerer = Callable[[EngineCore, str], Any]
@@ -107,14 +108,8 @@ class CoreLoop:
             self.core.send(message)
         except RequestError as error:  # such as an id that is in use
             if isinstance(message, Add):
-                refused = Delta(
-                    message.request_id,
-                    0,
-                    finish_reason="error",
-                    error=str(error),
-                    error_type="invalid",
-                )
-                self._post(Batch((refused,), None, self._applied))
+                ends = refused(message, str(error), "invalid")
+                self._post(Batch(tuple(ends), None, self._applied))
 
     def _answer(self, ask: Ask) -> Answer:
         answerer = ANSWERS.get(ask.kind)

@@ -6,9 +6,19 @@ from collections.abc import Sequence
 
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.ending import GOES_ON, Ending, find_ending
-from pagedkv.scheduling.messages import Delta
+from pagedkv.scheduling.messages import Add, Delta
+from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.request import Branch, Output, Request
 from pagedkv.scheduling.step import TokenLogprobs
+
+
+def refused(add: Add, error: str, error_type: str) -> list[Delta]:
+    """The end of each sample of a request that is not taken in, of one if it has no params."""
+    n = add.params.n if isinstance(add.params, SamplingParams) else 1
+    return [
+        Delta(add.request_id, i, finish_reason="error", error=error, error_type=error_type)
+        for i in range(n)
+    ]
 
 
 def take_scores(request: Request, start: int, scores: tuple[TokenLogprobs, ...]) -> list[Delta]:

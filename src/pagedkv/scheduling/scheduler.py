@@ -20,6 +20,7 @@ from pagedkv.scheduling.namespaces import public_length
 from pagedkv.scheduling.overload import Overload
 from pagedkv.scheduling.planning import Planner
 from pagedkv.scheduling.policies import make_policy
+from pagedkv.scheduling.report import refused
 from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.results import take_result
 from pagedkv.scheduling.roster import Roster
@@ -109,10 +110,7 @@ class Scheduler:
             self.log.note("refuse", add.request_id, message=str(error))
             kind = refusal_type(error)
             self.tally.refused(kind)
-            return [
-                Delta(add.request_id, i, finish_reason="error", error=str(error), error_type=kind)
-                for i in range(add.params.n)
-            ]
+            return refused(add, str(error), kind)
         public = public_length(add.prompt, self.config.public_prefixes)
         request = Request(add, self._num_added, start_search(add, self.config), public)
         self._num_added += 1

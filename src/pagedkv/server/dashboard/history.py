@@ -83,7 +83,7 @@ class History:
         if isinstance(message, Add):
             self._live[message.request_id] = _Live(message)
 
-    def took(self, batch: Batch) -> None:
+    def take(self, batch: Batch) -> None:
         """The core has brought something."""
         second, now = self._now(), self._clock()
         for delta in batch.deltas:
@@ -190,8 +190,7 @@ class History:
             live.last[delta.sample] = now
             second.output_tokens += drawn
         live.ended += delta.finish_reason is not None
-        # What could not be read at all has one end, whatever number of samples was wanted.
-        if live.ended == add.params.n or delta.finish_reason == "error":
+        if live.ended == add.params.n or delta.usage is not None:
             del self._live[delta.request_id]
 
     def _take_counters(self, second: _Second, counters: EngineCounters) -> None:

@@ -73,7 +73,7 @@ def router(engine: AsyncEngine, model: str) -> APIRouter:
     }
     history = History(engine.facts, engine.clock)
     engine.senders.append(history.sent)
-    engine.watchers.append(history.took)
+    engine.watchers.append(history.take)
     pictures = Pictures(engine)
     run = secrets.token_hex(8)  # another one after a restart: what a page has kept is void then
 

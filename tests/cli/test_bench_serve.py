@@ -146,7 +146,8 @@ def test_a_key_that_is_refused_is_told_as_that(
 ) -> None:
     url, scripted = server
     assert bench(url, "--api-key", "nobody's") == 2
-    assert "/v1/models answers 401: no such key" in capsys.readouterr().err
+    told = "/v1/models answers 401: no such key; give --api-key or set PAGEDKV_API_KEY"
+    assert told in capsys.readouterr().err
     assert not scripted.asked
 
 

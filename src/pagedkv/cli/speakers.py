@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import httpx
 
 from pagedkv.errors import ConfigError, RequestError
-from pagedkv.loadtest.answer import Answer, AnswerReader, refusal
+from pagedkv.loadtest.answer import Answer, AnswerReader, refusal, refused
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from pagedkv.engine.llm import LLM
@@ -64,7 +64,7 @@ class Server:
                 "--model alone to chat in this process"
             ) from error
         if response.status_code != 200:
-            raise ConfigError(f"{url} answers {response.status_code}: {refusal(response.text)}")
+            raise ConfigError(refused(url, response.status_code, response.text))
         try:
             self.name = model or str(response.json()["data"][0]["id"])
         except (ValueError, LookupError, TypeError) as error:

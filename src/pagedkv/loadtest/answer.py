@@ -116,6 +116,12 @@ def refusal(text: str) -> str:
         return error_message(text)
 
 
+def refused(where: str, status: int, text: str) -> str:
+    """What the user of a command is told when a server does not answer as it should."""
+    remedy = "; give --api-key or set PAGEDKV_API_KEY" if status == 401 else ""
+    return f"{where} answers {status}: {refusal(text)}{remedy}"
+
+
 def error_message(body: Any) -> str:
     """The message in a body that reports an error, in OpenAI's form or another, as one line.
 

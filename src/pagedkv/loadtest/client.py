@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from pagedkv.errors import ConfigError
-from pagedkv.loadtest.answer import Answer, AnswerReader, refusal
+from pagedkv.loadtest.answer import Answer, AnswerReader, refusal, refused
 from pagedkv.loadtest.requests import LoadRequest
 
 
@@ -94,7 +94,7 @@ async def first_model(url: str, key: str | None) -> str:
     except (aiohttp.ClientError, OSError) as error:
         raise ConfigError(f"no server answers at {url}: {error}") from error
     if response.status != 200:
-        raise ConfigError(f"{where} answers {response.status}: {refusal(text)}")
+        raise ConfigError(refused(where, response.status, text))
     try:
         return str(json.loads(text)["data"][0]["id"])
     except (ValueError, LookupError, TypeError) as error:

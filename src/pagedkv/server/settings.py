@@ -208,7 +208,7 @@ class EngineSettings(_Section):
     )
     max_num_waiting: Annotated[Maybe[int], scheduling("max_num_waiting")] = Field(
         default=1024,
-        description="Requests that may wait; one more is answered with 429. none: no bound.",
+        description="Samples of requests that may wait; more get 429. none: no bound.",
     )
     max_waiting_tokens: Annotated[Maybe[int], scheduling("max_waiting_tokens")] = Field(
         default=262_144, description="Prompt tokens that may wait, likewise. none: no bound."

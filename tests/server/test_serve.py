@@ -144,7 +144,9 @@ def test_a_slow_step_makes_it_not_ready_and_is_reported(model: Path) -> None:
 def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path: Path) -> None:
     with served(tmp_path / "nothing") as server:
         assert server.wait() == 2
-        assert len(server.log) == 1 and str(tmp_path) in server.log[0]
+        loading, why = server.log
+        assert loading == f"INFO:     loading {tmp_path / 'nothing'}"
+        assert why.startswith("pagedkv: ") and str(tmp_path) in why
 
 
 def test_a_port_in_use_is_one_line_before_a_model_is_loaded(tmp_path: Path) -> None:

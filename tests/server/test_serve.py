@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
 import pytest
 from served import PATIENCE, Served, ended, served
+
+from pagedkv.errors import ConfigError
+from pagedkv.server.serve import run
+from pagedkv.server.settings import EngineSettings, ServerSettings, ServeSettings
 
 
 class Reading:
@@ -165,3 +170,27 @@ def test_a_signal_while_the_model_is_loaded_leaves_nothing(model: Path) -> None:
         server.signal(signal.SIGTERM)
         assert server.wait() == 128 + signal.SIGTERM
         ended(int(core[0]))
+
+
+@pytest.mark.parametrize("host", ["a\0b", "999.1.1.1", "a..b"])
+def test_an_address_that_is_none_is_one_line(model: Path, host: str) -> None:
+    given = ServeSettings(server=ServerSettings(host=host), engine=EngineSettings(model=str(model)))
+    with pytest.raises(ConfigError, match="cannot listen at host="):
+        run(given)
+
+
+def test_more_connections_than_descriptors_are_told_of_once(model: Path) -> None:
+    with served(model) as server, ExitStack() as clients:
+        port = int(server.url.rpartition(":")[2])
+        pid = server.process.pid
+        limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        few = len(os.listdir(f"/proc/{pid}/fd")) + 2
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (few, limits[1]))
+        for _ in range(8):
+            clients.enter_context(socket.create_connection(("127.0.0.1", port)))
+        server.line("no file descriptor is left")
+        clients.close()
+        assert httpx.get(f"{server.url}/health", timeout=PATIENCE).status_code == 200
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+    assert len([line for line in server.log if "descriptor" in line or "accept" in line]) == 1

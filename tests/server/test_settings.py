@@ -146,6 +146,8 @@ def test_text_becomes_the_type_of_the_setting(name: str, text: str, value: objec
         ("[[public_prefixes]]\ntext = 'a'\nfile = 'b'", r"public_prefixes\[0\] takes a text or a"),
         ("[[public_prefixes]]\nfile = '/no/such'", r"the file '/no/such' cannot be read"),
         ("[server\n", r"is not TOML: .*line 1"),
+        ("a=" + "[" * 5000, "is not TOML: maximum recursion depth"),
+        ('[server]\nhost = ""', r"server\.host='' must have at least 1 character"),
     ],
 )
 def test_what_is_wrong_in_the_file_is_named(file: Path, table: str, place: str) -> None:

@@ -178,7 +178,7 @@ def _read_file(file: Path, layers: _Layers) -> None:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"the file {str(file)!r} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{file} is not TOML: {error}") from error
     for key, table in content.items():
         place = f"{file}: {key}"

@@ -61,6 +61,7 @@ def run(settings: ServeSettings) -> int:
 
 async def _serve(settings: ServeSettings) -> int:
     given = settings.server
+    asyncio.get_running_loop().set_exception_handler(Troubles())
     tracing = _tracing(given.otlp_traces_endpoint)
     with _bound(given) as listener:
         link = _link(settings)
@@ -77,6 +78,7 @@ async def _serve(settings: ServeSettings) -> int:
         settle()
         server = _Server(http_config(app, given))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
+        listener.listen()  # from the line on that says so; the server does it again
         _LOG.info("serving %s at %s", ", ".join(settings.model_names()), _address(listener))
         await _first(serving, stop.wait(), engine.died())
         if not serving.done():
@@ -135,6 +137,32 @@ def http_config(app: FastAPI, given: ServerSettings) -> uvicorn.Config:
     )
 
 
+class Troubles:
+    """Reports what fails in the event loop, and once that no file descriptor is left.
+
+    asyncio tells of that for each of 2048 connections at once that it cannot take, every second,
+    and again of each of its further trials that comes when the server no longer listens.
+    """
+
+    _EXHAUSTED = "socket.accept() out of system resource"
+    _TRIAL = "._start_serving("
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        message = str(context["message"])
+        if message != self._EXHAUSTED:
+            if self._TRIAL not in message:
+                loop.default_exception_handler(context)
+        elif not self._told:
+            self._told = True
+            _LOG.error(
+                "no file descriptor is left for a new connection: clients wait until another one "
+                "ends; let the process have more with `ulimit -n` (told once)"
+            )
+
+
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -178,10 +206,9 @@ def _bound(given: ServerSettings) -> Iterator[socket.socket]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(address)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen at {where}: {error.strerror}: choose another"
-            ) from None
+        except (OSError, ValueError, TypeError) as error:  # the last two: it holds a null byte
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(f"cannot listen at {where}: {why}: choose another") from None
         try:
             yield listener
         finally:

@@ -50,6 +50,7 @@ class ServerSettings(_Section):
 
     host: str = Field(
         default="127.0.0.1",
+        min_length=1,  # the system takes "" for every address that it has
         description="Address to listen at. Anything but 127.0.0.1 opens the server to others.",
     )
     port: int = Field(default=8000, ge=0, le=65535, description="Port; 0 takes a free one.")

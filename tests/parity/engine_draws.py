@@ -29,10 +29,10 @@ def recording_draws() -> Iterator[list[RecordedDraw]]:
     draws: list[RecordedDraw] = []
     draw_all = pagedkv.engine.executor.draw_all
 
-    def record(logits, rows, samples):
+    def record(logits, rows, samples, *grammars):
         for row, sample in zip(rows, samples, strict=True):
             draws.append(RecordedDraw(sample.key, sample.position, logits[row].clone()))
-        return draw_all(logits, rows, samples)
+        return draw_all(logits, rows, samples, *grammars)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pagedkv.engine.executor, "draw_all", record)

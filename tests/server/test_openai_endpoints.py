@@ -108,3 +108,8 @@ def test_tokenize_and_back(url: str) -> None:
     chat = httpx.post(f"{url}/tokenize", json={"messages": MESSAGES}).json()
     text = httpx.post(f"{url}/detokenize", json={"tokens": chat["tokens"]}).json()["prompt"]
     assert text == "[user]hello[assistant]"
+
+
+def test_a_pool_smaller_than_the_context_is_what_the_model_offers() -> None:
+    with http_server(lambda: toy_core(num_blocks=8, block_size=4)) as url:
+        assert httpx.get(f"{url}/v1/models").json()["data"][0]["max_model_len"] == 32

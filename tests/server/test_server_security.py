@@ -306,3 +306,9 @@ def test_no_data_become_code() -> None:
     assert SOURCE / "engine" / "wire.py" in files and SOURCE / "server" / "core_link.py" in files
     found = {str(file.relative_to(SOURCE)): check_source(file.read_text()) for file in files}
     assert {name: names for name, names in found.items() if names} == {}
+
+
+def test_a_tenants_key_is_known_and_not_enough_for_all_tenants_figures(keyed: Server) -> None:
+    answer = httpx.get(keyed.url + "/metrics", headers={"x-api-key": KEYS["alice"]})
+    assert answer.status_code == 403
+    assert "operator's keys only" in answer.json()["error"]["message"]

@@ -64,11 +64,12 @@ def operator_only(request: Request) -> None:
     The operator's keys are those of the default tenant.
     """
     if tenant_of(request) != DEFAULT_TENANT:
-        challenge = _challenge(request.scope)
+        scope = request.scope
         raise HTTPException(
-            401,
-            "this API key is one tenant's, and all tenants are shown here: give one of api_key",
-            {"WWW-Authenticate": challenge},
+            401 if _is_page(scope) else 403,  # a browser asks for another key at 401 only
+            "all tenants are shown here, to the operator's keys only: api_key, or those of the "
+            f"tenant {DEFAULT_TENANT!r}",
+            {"WWW-Authenticate": _challenge(scope)} if _is_page(scope) else None,
         )
 
 
@@ -110,7 +111,7 @@ def _refusal(scope: Scope, *, given: bool) -> JSONResponse:
     message = (
         "the API key is not valid: ask the operator for one"
         if given
-        else "no API key, or two that differ: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+        else "one API key is needed: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
     )
     body = error_body(message, "invalid_request_error", code="invalid_api_key")
     return JSONResponse(body, 401, headers={"WWW-Authenticate": _challenge(scope)})

@@ -245,7 +245,7 @@ async def _drain(engine: AsyncEngine, timeout: float) -> None:
     if engine.dead is not None:
         _LOG.error("%s", engine.dead)
         return
-    _LOG.info("shutting down: %d requests have %g seconds to end", engine.num_live, timeout)
+    _LOG.info("shutting down: %g s for %d running request(s) to end", timeout, engine.num_live)
     engine.drain()
     try:
         await asyncio.wait_for(engine.ended(), timeout)

@@ -13,6 +13,8 @@ from pagedkv.server.openai.api import Api, json_response
 
 def router(api: Api) -> APIRouter:
     routes, started = APIRouter(), int(time.time())
+    facts = api.engine.facts
+    longest = min(facts.config.max_model_len, facts.sequence_blocks * facts.block_size)
 
     def described(name: str) -> dict[str, Any]:
         return {
@@ -21,7 +23,7 @@ def router(api: Api) -> APIRouter:
             "created": started,
             "owned_by": "pagedkv",
             "root": api.models[0],
-            "max_model_len": api.engine.facts.config.max_model_len,
+            "max_model_len": longest,
         }
 
     @routes.get("/v1/models")

@@ -134,3 +134,13 @@ def test_it_shows_all_tenants_and_is_for_the_operator(path: str) -> None:
         assert httpx.get(url + path, auth=("", OPERATOR)).status_code == 200
         bearer = {"Authorization": f"Bearer {OPERATOR}"}
         assert httpx.get(url + path, headers=bearer).status_code == 200
+
+
+def test_why_a_request_waited_is_told_by_the_id_of_its_answer() -> None:
+    with http_server() as url:
+        answer = httpx.post(f"{url}/v1/completions", json=BODY, timeout=60).json()
+        told = httpx.get(f"{url}/dashboard/explain/{answer['id']}")
+        assert told.status_code == 200 and "admitted in step 0" in told.text
+        assert told.headers["content-type"].startswith("text/plain")
+        nobody = httpx.get(f"{url}/dashboard/explain/nobody")
+        assert nobody.status_code == 404 and "nobody" in nobody.json()["error"]["message"]

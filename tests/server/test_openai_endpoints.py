@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 import openai
 import pytest
-from serving import MODEL, http_server
+from serving import MODEL, http_server, toy_core
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 

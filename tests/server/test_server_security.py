@@ -239,6 +239,10 @@ def test_the_dashboard_shows_all_tenants_to_the_operator_only(keyed: Server) -> 
             assert answer.status_code in (401, 403), path
         answer = httpx.get(keyed.url + path, headers={"x-api-key": KEYS["default"]})
         assert answer.status_code == 200, path
+    path = f"/dashboard/explain/{keyed.ask('bob').json()['id']}"
+    for tenant, known in (("alice", False), ("bob", False), ("default", True)):
+        answer = httpx.get(keyed.url + path, headers={"x-api-key": KEYS[tenant]})
+        assert (answer.status_code == 200) == known
 
 
 def test_a_key_is_never_in_an_answer_or_a_log(

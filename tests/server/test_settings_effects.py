@@ -63,7 +63,7 @@ def test_metrics_are_the_operators() -> None:
         statuses = [
             httpx.get(f"{url}/metrics", headers={"x-api-key": key}).status_code for key in keys
         ]
-    assert statuses == [401, 200]
+    assert statuses == [403, 200]
 
 
 @pytest.mark.parametrize(("labels", "named"), [(10, {"a", "b"}), (1, {"a"}), (0, set())])

@@ -25,7 +25,7 @@ _RULES = {
 def explain(log: Iterable[Decision], name: str, num_dropped: int = 0) -> str:
     """What happened to a request and why, one line an event, times since its arrival.
 
-    name: as the log has it, or without the `#number` that `LLMEngine` adds to make it unique; all
+    name: as the log has it, or without the `#number`s that were added to make it unique; all
     requests of that name are told of. num_dropped: entries that the log does not have any more.
     RequestError: it has none of such a request.
     """
@@ -35,7 +35,7 @@ def explain(log: Iterable[Decision], name: str, num_dropped: int = 0) -> str:
     for entry in log:
         if entry.kind == "preempt":
             shortages.append(entry.step)
-        if not entry.request or name not in (entry.request, entry.request.rpartition("#")[0]):
+        if not entry.request or not f"{entry.request}#".startswith(f"{name}#"):
             continue
         if entry.kind in ("arrive", "refuse") or entry.request not in last:
             last[entry.request] = []

@@ -1,4 +1,4 @@
-"""The page at `/dashboard`, its files, and its data.
+"""The page at `/dashboard`, its files, its data, and why a request waited.
 
 It shows requests of all tenants, so it is for the operator: where keys are set it takes one of
 `api_key`. A browser asks its user for it (HTTP Basic, the password is the key) and sends it in a
@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Depends, HTTPException, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from pagedkv.server.async_engine import AsyncEngine
 from pagedkv.server.authentication import operator_only
@@ -109,6 +109,15 @@ def router(engine: AsyncEngine, model: str) -> APIRouter:
         }
         packs = "gzip" in request.headers.get("accept-encoding", "")
         return await asyncio.to_thread(_answer, values, packs)
+
+    @routes.get("/dashboard/explain/{request_id}")
+    async def explain(request_id: str) -> Response:
+        try:
+            words: str = await engine.ask("explain", request_id)
+        except LookupError as error:
+            raise HTTPException(404, str(error)) from None
+        headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+        return PlainTextResponse(words, headers=headers)
 
     return routes
 

@@ -238,3 +238,10 @@ def test_equal_alternatives_are_ordered_by_id() -> None:
     scored = score_token(log_softmax(row), 5, 3)
     assert scored.ids.tolist() == [5, 0, 1, 2] and scored.rank == 1
     assert len(score_token(log_softmax(row), 5, 64).ids) == V + 1
+
+
+def test_a_temperature_next_to_nothing_is_greedy_without_a_warning() -> None:
+    logits = np.array([1.0, 3.0, 2.0], np.float32)
+    with np.errstate(all="raise", under="ignore"):
+        drawn = draw(logits, Sample(0, SamplingParams(temperature=1e-320), 7, 0))
+    assert drawn.token == 1

@@ -183,7 +183,8 @@ def _penalise(
 
 def _filter(scores: Float64, params: SamplingParams) -> tuple[npt.NDArray[np.intp], Float64]:
     """Token ids that stay, in ascending order, and their weights (not normalised)."""
-    scaled = (scores - scores.max()) / params.temperature  # <= 0, so exp cannot overflow
+    with np.errstate(over="ignore"):  # what is infinitely far behind has no weight
+        scaled = (scores - scores.max()) / params.temperature  # <= 0, so exp cannot overflow
     ids = np.flatnonzero(scaled > -np.inf)
     scaled = scaled[ids]
     if params.min_p > 0.0:

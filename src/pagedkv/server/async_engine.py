@@ -65,7 +65,9 @@ class Stream:
         output, self._newest = self._newest, None
         if output is None:
             self._over = True
-            raise self._failure or StopAsyncIteration
+            if self._failure is None:
+                raise StopAsyncIteration
+            raise self._failure.with_traceback(None)  # all streams have the same
         if self._failure is None:
             self._news.clear()
         self._over = output.finished
@@ -152,7 +154,7 @@ class AsyncEngine:
     def check_open(self) -> None:
         """EngineDeadError, ShutdownError: no request is taken any more."""
         if self.dead is not None:
-            raise self.dead
+            raise self.dead.with_traceback(None)  # that of an earlier one
         if self.draining:
             raise ShutdownError("the server is shutting down: send the request elsewhere")
 
@@ -193,7 +195,7 @@ class AsyncEngine:
     async def ask(self, kind: str, argument: str = "") -> Any:
         """What the core says between two steps. EngineDeadError; LookupError: it has no answer."""
         if self.dead is not None:
-            raise self.dead
+            raise self.dead.with_traceback(None)  # that of an earlier one
         number = next(self._ids)
         self._asked[number] = asyncio.get_running_loop().create_future()
         try:

@@ -1,8 +1,9 @@
-"""`docs/structure.md` names every module, and no module that is not there."""
+"""`docs/structure.md` names every module, and no module that is not there; tests have one name."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -30,3 +31,8 @@ def listed() -> set[str]:
 
 def test_every_module_is_listed_and_every_listed_module_exists() -> None:
     assert listed() == modules()
+
+
+def test_no_two_test_modules_have_one_name() -> None:
+    names = Counter(path.name for path in (ROOT / "tests").rglob("*.py"))
+    assert [name for name, count in names.items() if count > 1 and name != "__init__.py"] == []

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import catalogue
 import catalogue_attention
+import catalogue_conduct
 import catalogue_dashboard
 import catalogue_deadlines
 import catalogue_eviction
@@ -50,6 +51,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *catalogue_pressure.MUTANTS,
     *catalogue_tiers.MUTANTS,
     *catalogue_attention.MUTANTS,
+    *catalogue_conduct.MUTANTS,
     *catalogue_dashboard.MUTANTS,
     *catalogue_grammar.MUTANTS,
 )

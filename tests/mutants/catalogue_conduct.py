@@ -1,0 +1,51 @@
+"""Faults in the conduct of the server: what it lets in, and how long it waits."""
+
+from __future__ import annotations
+
+from kinds import Mutant
+
+_DOOR = "server/test_door.py::test_"
+_EXCHANGE = "server/test_exchange.py::test_"
+
+MUTANTS = (
+    Mutant(
+        "requests that are being read take no room in the queue",
+        ("refusal",),
+        "server/door.py",
+        "coming = [*self._reading, *self._sent]",
+        "coming = [*self._sent]",
+        (_DOOR + "what_the_queue_has_no_room_for_is_refused_before_it_is_tokenised",),
+    ),
+    Mutant(
+        "what the core has taken is still on its way",
+        ("progress",),
+        "server/door.py",
+        "while self._sent and self._sent[0].number <= applied:",
+        "while self._sent and self._sent[0].number < 0:",
+        (_DOOR + "there_is_room_again_when_requests_have_started",),
+    ),
+    Mutant(
+        "a body is as long as it says",
+        ("bounded memory",),
+        "server/exchange.py",
+        "if max(length, declared) <= self._max_body:",
+        "if declared <= self._max_body:",
+        (_EXCHANGE + "what_is_too_large_is_refused",),
+    ),
+    Mutant(
+        "bodies that were answered are still there",
+        ("bounded memory", "no leak"),
+        "server/exchange.py",
+        "self._kept -= len(body)  # handlers",
+        "self._kept -= 0  # handlers",
+        (_EXCHANGE + "all_bodies_together_have_a_bound",),
+    ),
+    Mutant(
+        "who takes nothing is given more time",
+        ("bounded memory",),
+        "server/http_protocol.py",
+        "if left < self._left:",
+        "if left <= self._left:",
+        ("server/test_http_protocol.py::test_who_takes_nothing_is_cut_off_and_who_is_slow_is_not",),
+    ),
+)

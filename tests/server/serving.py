@@ -21,6 +21,7 @@ from pagedkv.engine.toy import ToyExecutor
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.scheduler import Scheduler
 from pagedkv.scheduling.step import Executor, Result, Step, Ticket
+from pagedkv.scheduling.tiering import LowerTiers
 from pagedkv.server.app import create_app
 from pagedkv.server.async_engine import AsyncEngine
 from pagedkv.server.core_link import ThreadLink
@@ -73,13 +74,14 @@ def toy_core(
     max_model_len: int = 64,
     max_num_seqs: int = 8,
     executor: Executor | None = None,
+    lower: LowerTiers | None = None,
     **settings: Any,
 ) -> EngineCore:
     manager = BlockManager(num_blocks, block_size, max_seqs=max_num_seqs)
     config = SchedulerConfig(max_num_seqs, 16, max_model_len, (EOS,), VOCAB, **settings)
     grammars = model_grammars(byte_tokenizer(), VOCAB, (EOS,))
     executor = executor or ToyExecutor(num_blocks, block_size, VOCAB, grammars=grammars)
-    return EngineCore(Scheduler(manager, config), executor)
+    return EngineCore(Scheduler(manager, config, lower), executor)
 
 
 @asynccontextmanager

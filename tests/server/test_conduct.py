@@ -19,12 +19,18 @@ from transformers import PreTrainedTokenizerFast
 
 from pagedkv.cache import InvariantError
 from pagedkv.engine.core import EngineCore
-from pagedkv.engine.toy import ToyExecutor
+from pagedkv.engine.toy import ToyExecutor, payload_bytes
 from pagedkv.scheduling.step import Result, Step, Ticket
+from pagedkv.scheduling.tiering import LowerTiers
 from pagedkv.server.app import create_app
 from pagedkv.server.async_engine import AsyncEngine
+from pagedkv.tiers.host import HostTier
+from pagedkv.tiers.names import Namer
 
 PATIENCE = 60.0
+
+
+TOKENS = byte_tokenizer()
 
 
 class Watched:
@@ -57,9 +63,12 @@ class Watched:
 def watched(
     tokenizer: Callable[[], PreTrainedTokenizerFast] = byte_tokenizer, **settings_: Any
 ) -> Iterator[Watched]:
-    blocks = settings_.pop("num_blocks", 64)
-    executor = GatedExecutor(ToyExecutor(blocks, 4, vocab_size=VOCAB))
-    core = toy_core(blocks, executor=executor, **settings_)
+    blocks, tier, lower = settings_.pop("num_blocks", 64), None, None
+    if settings_.pop("host_tier", False):
+        tier = HostTier(100 * payload_bytes(4), payload_bytes(4))
+        lower = LowerTiers(tier, Namer(b"toy"), payload_bytes(4))
+    executor = GatedExecutor(ToyExecutor(blocks, 4, vocab_size=VOCAB, tier=tier))
+    core = toy_core(blocks, executor=executor, lower=lower, **settings_)
     server = Watched("", core, executor)
 
     def make_app(engine: AsyncEngine) -> FastAPI:
@@ -200,30 +209,31 @@ def test_long_texts_do_not_keep_short_ones_waiting() -> None:
 
 def test_a_swapped_out_request_of_a_client_that_leaves_is_dropped() -> None:
     async def main() -> None:
-        # Two of 36 tokens do not fit into 12 blocks of 4: one of them is preempted.
-        with watched(num_blocks=12) as server:
+        # Two of 42 tokens do not fit into 12 blocks of 4: one of them is preempted.
+        with watched(num_blocks=12, host_tier=True, recovery="swap") as server:
             async with server.client() as client:
-                bodies = [{"prompt": c * 12, "max_tokens": 30, "stream": True} for c in "ab"]
-                tasks = [asyncio.create_task(read(client, body)) for body in bodies]
+                bodies = {c: {"prompt": c * 12, "max_tokens": 30, "stream": True} for c in "ab"}
+                tasks = {c: asyncio.create_task(read(client, bodies[c])) for c in "ab"}
                 await server.until(lambda: server.engine.num_live == 2)
-                scheduler = server.core.scheduler
-                while scheduler.stats.num_preemptions == 0:
+                roster = server.core.scheduler.roster
+                while not roster.swapped_out:
                     await server.step()
                     assert await asyncio.to_thread(
                         server.executor.reached.acquire, timeout=PATIENCE
                     )
                     server.executor.reached.release()
-                for task in tasks:
-                    task.cancel()
-                await server.until(lambda: server.engine.num_live == 0)
-                await server.step(1)
-                await server.until(lambda: len(scheduler) == 0)
+                [waiting] = [r for r in roster.requests.values() if r.order in roster.swapped_out]
+                [gone] = [c for c in "ab" if waiting.prompt[0] == TOKENS(c)["input_ids"][0]]
+                assert await held_after_two_steps(server, tasks.pop(gone).cancel) == 1
+                assert not roster.swapped_out
+                server.executor.allow(None)
+                await tasks.popitem()[1]
         assert server.core.scheduler.manager.num_held_blocks == 0
 
     asyncio.run(main())
 
 
-MARK = byte_tokenizer()("!")["input_ids"][0]
+MARK = TOKENS("!")["input_ids"][0]
 
 
 def marked(step: Step) -> np.ndarray:

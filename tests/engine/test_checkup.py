@@ -223,7 +223,7 @@ def ticking(seconds: list[float]) -> object:
 
 def test_bandwidths_are_medians() -> None:
     small, huge, copy = [1.0, 9, 1, 2, 2, 3, 2], [1.0] * 7, [4.0] * 7
-    measured = measure_bandwidths(2**20, ticking(small + huge + copy))  # type: ignore[arg-type]
+    measured = measure_bandwidths(2**20, ticking(small + huge + copy))
     assert measured.read_small_pages == 2**20 / 2
     assert measured.read_huge_pages == 2**20
     assert measured.copy == 2**18
@@ -241,7 +241,7 @@ def test_huge_pages_that_were_refused_are_noted() -> None:
 
 
 def test_a_disk_is_measured_where_it_is(tmp_path: Path) -> None:
-    disk = measure_disk(tmp_path, ticking([0.5] * 15))  # type: ignore[arg-type]
+    disk = measure_disk(tmp_path, ticking([0.5] * 15))
     assert disk.sync_seconds == 0.5 and disk.free > 0
     assert not list(tmp_path.iterdir())
     assert checkup.check_disk(tmp_path, disk).verdict == "note"

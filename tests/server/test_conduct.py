@@ -325,7 +325,7 @@ def test_a_damaged_pool_ends_the_engine() -> None:
     def damaged() -> None:
         raise InvariantError("block 3 is lost")
 
-    core.scheduler.manager.check = damaged  # type: ignore[method-assign]
+    core.scheduler.manager.check = damaged
     with pytest.raises(AssertionError, match="block 3 is lost"), http_server(lambda: core) as url:
         (bad,) = asyncio.run(together(url, BAD))
         assert bad.status_code == 500

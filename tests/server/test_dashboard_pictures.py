@@ -45,7 +45,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 def test_many_viewers_ask_the_core_as_often_as_one() -> None:
     async def main() -> None:
         engine = Engine()
-        seen = Pictures(engine)  # type: ignore[arg-type]
+        seen = Pictures(engine)
         first = await asyncio.gather(*(seen.newest() for _ in range(50)))
         assert engine.asked == 1 and len(set(map(id, first))) == 1
         engine.now += FRESH * 0.9
@@ -64,7 +64,7 @@ def test_while_a_step_runs_the_last_picture_is_shown(monkeypatch: pytest.MonkeyP
 
     async def main() -> None:
         engine = Engine()
-        seen = Pictures(engine)  # type: ignore[arg-type]
+        seen = Pictures(engine)
         engine.between_steps.clear()
         with pytest.raises(NoPicture):
             await seen.newest()
@@ -86,7 +86,7 @@ def test_while_a_step_runs_the_last_picture_is_shown(monkeypatch: pytest.MonkeyP
 def test_a_viewer_that_leaves_takes_nobody_else_along() -> None:
     async def main() -> None:
         engine = Engine()
-        seen = Pictures(engine)  # type: ignore[arg-type]
+        seen = Pictures(engine)
         engine.between_steps.clear()
         leaves, stays = (asyncio.create_task(seen.newest()) for _ in range(2))
         await asyncio.sleep(0)
@@ -100,7 +100,7 @@ def test_a_viewer_that_leaves_takes_nobody_else_along() -> None:
 def test_a_core_that_has_died_or_cannot_say() -> None:
     async def main() -> None:
         engine = Engine()
-        seen = Pictures(engine)  # type: ignore[arg-type]
+        seen = Pictures(engine)
         engine.states = b""
         with pytest.raises(NoPicture, match="no pool"):
             await seen.newest()

@@ -333,4 +333,4 @@ def test_a_tenant_without_a_class_is_promised_nothing(file: Path) -> None:
 def test_settings_do_not_change() -> None:
     settings = ServeSettings()
     with pytest.raises(ValidationError, match="frozen"):
-        settings.server.port = 3  # type: ignore[misc]
+        settings.server.port = 3

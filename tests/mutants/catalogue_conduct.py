@@ -14,7 +14,7 @@ MUTANTS = (
         "server/door.py",
         "coming = [*self._reading, *self._sent]",
         "coming = [*self._sent]",
-        (_DOOR + "what_the_queue_has_no_room_for_is_refused_before_it_is_tokenised",),
+        (_DOOR + "what_is_being_read_takes_room_until_that_is_over",),
     ),
     Mutant(
         "what the core has taken is still on its way",

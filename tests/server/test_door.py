@@ -15,10 +15,14 @@ from serving import GatedExecutor, http_server, settings, toy_core
 from tiny_llm import VOCAB, byte_tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from pagedkv.engine.facts import Facts
 from pagedkv.engine.toy import ToyExecutor
+from pagedkv.errors import OverloadError
+from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.tenants import Tenant
 from pagedkv.server.app import create_app
 from pagedkv.server.async_engine import AsyncEngine
+from pagedkv.server.door import Door
 
 KEYS = {"key-a": "alice", "key-b": "bob"}
 
@@ -128,6 +132,18 @@ def test_samples_prompts_tokens_and_quotas_count(
             assert (await other).status_code == 200
 
     asyncio.run(main())
+
+
+def test_what_is_being_read_takes_room_until_that_is_over() -> None:
+    door = Door(Facts(SchedulerConfig(8, 16, 64, max_num_waiting=2), 64, 4, 64))
+    with (
+        door.reading(None, requests=1, samples=2, tokens=6),
+        pytest.raises(OverloadError, match="max_num_waiting=2"),
+        door.reading(None, requests=1, samples=1, tokens=3),
+    ):
+        raise AssertionError("it was let in")
+    with door.reading(None, requests=1, samples=1, tokens=3):
+        pass
 
 
 def test_there_is_room_again_when_requests_have_started() -> None:

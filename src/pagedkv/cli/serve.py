@@ -84,6 +84,7 @@ def _command(run: Callable[[Loaded, bool], int]) -> Callable[..., int]:
     for section, model in SECTIONS.items():
         for name, field in model.model_fields.items():
             parameters.append(_setting(section, name, field))
+    # Typer makes a command's options of its signature; functions have no such attribute by type.
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     return command

@@ -71,6 +71,7 @@ class PatientProtocol(H11Protocol):
         super().__init__(*args, **kwargs)
         self._reader_timeout, self._head_timeout = reader_timeout, head_timeout
 
+    # uvicorn, too, takes a narrower transport than asyncio's protocols promise.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._stall = Stall(transport, self._reader_timeout, self.loop.call_later)

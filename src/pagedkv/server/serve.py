@@ -194,13 +194,14 @@ class _Stop:
 @contextmanager
 def _bound(given: ServerSettings) -> Iterator[socket.socket]:
     """A socket that has its address and does not listen yet: known before a model is loaded."""
+    address: str | tuple[str, int]
     if given.uds is not None:
         family, protocol, address = socket.AF_UNIX, 0, str(given.uds)
         where = f"uds={address!r}"
     else:
         family = socket.AF_INET6 if ":" in given.host else socket.AF_INET
         protocol = socket.IPPROTO_TCP  # else asyncio would let small packets wait for others
-        address = (given.host, given.port)  # type: ignore[assignment]  # of the other family
+        address = (given.host, given.port)
         where = f"host={given.host!r} port={given.port}"
     with socket.socket(family, socket.SOCK_STREAM, protocol) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -97,21 +97,25 @@ Shape Attention::shape() const {
 
 void Attention::run(const Plan& plan, int64_t layer, Tokens q, Tokens k, Tokens v, Tokens out) {
   const int64_t num_tokens = static_cast<int64_t>(plan.slots().size());
-  const int64_t num_items = static_cast<int64_t>(plan.items().size());
-  const int64_t num_rests = static_cast<int64_t>(plan.rests().size());
 #pragma omp parallel num_threads(plan.num_threads())
   {
-    Scratch scratch(workspace_.thread(omp_get_thread_num()), workspace_.states(),
-                    store_.layout.padded_dim);
 #pragma omp for schedule(static)
     for (int64_t token = 0; token < num_tokens; ++token) write(plan, layer, token, k, v);
+    attend(plan, layer, q, out);
+  }
+}
+
+void Attention::attend(const Plan& plan, int64_t layer, Tokens q, Tokens out) {
+  const int64_t num_items = static_cast<int64_t>(plan.items().size());
+  const int64_t num_rests = static_cast<int64_t>(plan.rests().size());
+  Scratch scratch(workspace_.thread(omp_get_thread_num()), workspace_.states(),
+                  store_.layout.padded_dim);
 #pragma omp for schedule(dynamic, 1) nowait
-    for (int64_t i = 0; i < num_items; ++i) attend(plan, plan.items()[i], layer, q, out, scratch);
-    if (num_rests) {
+  for (int64_t i = 0; i < num_items; ++i) attend(plan, plan.items()[i], layer, q, out, scratch);
+  if (num_rests) {
 #pragma omp barrier
 #pragma omp for schedule(dynamic, 1) nowait
-      for (int64_t i = 0; i < num_rests; ++i) attend(plan, plan.rests()[i], layer, q, out, scratch);
-    }
+    for (int64_t i = 0; i < num_rests; ++i) attend(plan, plan.rests()[i], layer, q, out, scratch);
   }
 }
 

@@ -127,9 +127,14 @@ class Attention {
   // Writes k, v to the plan's slots, then attends. One run at a time.
   void run(const Plan& plan, int64_t layer, Tokens q, Tokens k, Tokens v, Tokens out);
 
+  // The two halves of `run`, for callers with a parallel region of their own, of at most
+  // plan.num_threads() threads. All threads meet between the writes of a layer and its `attend`,
+  // which every one of them calls and which does not wait for the others at its end.
+  void write(const Plan& plan, int64_t layer, int64_t token, Tokens k, Tokens v) const;
+  void attend(const Plan& plan, int64_t layer, Tokens q, Tokens out);
+
  private:
   struct Scratch;
-  void write(const Plan& plan, int64_t layer, int64_t token, Tokens k, Tokens v) const;
   void attend(const Plan& plan, const Item& item, int64_t layer, Tokens q, Tokens out,
               Scratch& scratch) const;
   void take_up(const Plan& plan, const Item& item, Scratch& scratch) const;

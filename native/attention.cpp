@@ -79,7 +79,7 @@ struct Attention::Scratch {
 
 void Workspace::reserve(const Plan& plan, int64_t padded_dim) {
   thread_floats_ = round_up(Attention::scratch_floats(padded_dim), 16);
-  const size_t threads = static_cast<size_t>(thread_floats_ * plan.num_threads() + 16);
+  const size_t threads = static_cast<size_t>(thread_floats_ * plan.max_threads() + 16);
   const size_t states = static_cast<size_t>(plan.num_states() * state_floats(padded_dim));
   if (threads_.size() < threads) threads_.resize(threads);
   if (states_.size() < states) states_.resize(states);

@@ -60,7 +60,9 @@ class Plan {
   const std::vector<int64_t>& slots() const { return slots_; }
   const int32_t* table(int64_t row) const { return tables_.data() + row * width_; }
   int64_t seen(int64_t token) const { return seen_[token]; }
+  // Threads that are worth waking for attention alone, and those that it has room for.
   int num_threads() const { return num_threads_; }
+  int max_threads() const { return max_threads_; }
   int64_t num_states() const { return num_states_; }
   // Spans that are read once for several rows, counted once a group of rows.
   int64_t num_shared_spans() const { return num_shared_spans_; }
@@ -86,6 +88,7 @@ class Plan {
   std::vector<int32_t> seen_;     // positions that a token sees, itself included
   std::vector<int32_t> vectors_;  // all of them in order, then those of common tiles
   std::vector<States> states_;    // of a vector
+  int max_threads_;
   int num_threads_;
   int64_t num_states_ = 0;
   int64_t num_shared_spans_ = 0;
@@ -128,7 +131,7 @@ class Attention {
   void run(const Plan& plan, int64_t layer, Tokens q, Tokens k, Tokens v, Tokens out);
 
   // The two halves of `run`, for callers with a parallel region of their own, of at most
-  // plan.num_threads() threads. All threads meet between the writes of a layer and its `attend`,
+  // plan.max_threads() threads. All threads meet between the writes of a layer and its `attend`,
   // which every one of them calls and which does not wait for the others at its end.
   void write(const Plan& plan, int64_t layer, int64_t token, Tokens k, Tokens v) const;
   void attend(const Plan& plan, int64_t layer, Tokens q, Tokens out);

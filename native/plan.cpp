@@ -36,7 +36,8 @@ Plan::Plan(const Shape& shape, std::vector<int32_t> query_lens, std::vector<int3
       context_lens_(std::move(context_lens)),
       tables_(std::move(tables)),
       width_(width),
-      slots_(std::move(slots)) {
+      slots_(std::move(slots)),
+      max_threads_(std::max(num_threads, 1)) {
   int64_t pairs = 0;
   for (size_t row = 0; row < query_lens_.size(); ++row) {
     const int32_t history = context_lens_[row] - query_lens_[row];
@@ -47,7 +48,7 @@ Plan::Plan(const Shape& shape, std::vector<int32_t> query_lens, std::vector<int3
   std::iota(vectors_.begin(), vectors_.end(), 0);
   states_.resize(vectors_.size());
   num_threads_ = static_cast<int>(
-      std::clamp<int64_t>(pairs / kPairsPerThread, 1, std::max(num_threads, 1)));
+      std::clamp<int64_t>(pairs / kPairsPerThread, 1, max_threads_));
 
   const std::vector<Tile> all = tiles(shape, share);
   const int32_t heads = static_cast<int32_t>(shape.num_kv_heads);

@@ -159,7 +159,7 @@ void py_write_blocks(PyStore& self, Array<int64_t, 1> ids, Tensor data) {
   write_blocks(self.store(), ids.data(), count, bytes_of(data));
 }
 
-void py_silu_mul(Tensor gate_up, Tensor out) {
+void py_silu_mul(Tensor gate_up, Tensor out, const std::string& isa) {
   const DType dtype = dtype_of(gate_up, "gate_up");
   if (gate_up.ndim() != 2 || gate_up.shape(1) % 2) refuse("gate_up must be [T, 2 * I]");
   const int64_t rows = static_cast<int64_t>(gate_up.shape(0));
@@ -169,7 +169,7 @@ void py_silu_mul(Tensor gate_up, Tensor out) {
   if (width > 0 && (gate_up.stride(1) != 1 || (width > 1 && out.stride(1) != 1))) {
     refuse("gate_up and out must be contiguous in their last dimension");
   }
-  const Kernels& kernels = kernels_for(available_isas().back(), dtype);
+  const Kernels& kernels = kernels_for(isa, dtype);
   nb::gil_scoped_release release;
   silu_mul(kernels, dtype, {bytes_of(gate_up), gate_up.stride(0)},
            {bytes_of(out), out.stride(0)}, rows, width);
@@ -325,7 +325,7 @@ NB_MODULE(_native, m) {
            "weight"_a, "bias"_a.noconvert().none(), "isa"_a)
       .def("run", &PyLinear::run, "x"_a.noconvert(), "out"_a.noconvert());
 
-  m.def("silu_mul", &py_silu_mul, "gate_up"_a.noconvert(), "out"_a.noconvert());
+  m.def("silu_mul", &py_silu_mul, "gate_up"_a.noconvert(), "out"_a.noconvert(), "isa"_a);
   m.def("allocate", &allocate, "bytes"_a);
   m.def("slot_offset", &slot_offset, "block"_a, "slot"_a, "head"_a, "num_kv_heads"_a,
         "block_size"_a, "padded_dim"_a);

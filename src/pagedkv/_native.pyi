@@ -51,12 +51,12 @@ class Plan:
     def num_shared_spans(self) -> int:
         """Spans that are read once for two or more rows, counted once a group of rows."""
 
-def silu_mul(gate_up: Tensor, out: Tensor) -> None:
+def silu_mul(gate_up: Tensor, out: Tensor, isa: str) -> None:
     """out[t, i] = silu(gate_up[t, i]) * gate_up[t, I + i]: [T, 2 * I] -> [T, I].
 
     float32 or bfloat16 (computed in float32, rounded once), last dimension contiguous. The bits
-    of an element depend on its two inputs only, not on where it stands. `out` is the caller's.
-    ValueError for other shapes or types.
+    of an element depend on its two inputs and the isa (one of available_isas()) only, not on where
+    it stands. `out` is the caller's. ValueError for other shapes, types or isas.
     """
 
 class PackedMatrix:
@@ -111,10 +111,10 @@ def padded_head_dim(head_dim: int) -> int:
     """Elements that the store keeps for a head of `head_dim`."""
 
 def isa() -> str:
-    """The code path picked for this machine: "scalar", "avx2" or "avx512"."""
+    """The fastest of available_isas()."""
 
 def available_isas() -> list[str]:
-    """Code paths that this build has and this machine can run, slowest first."""
+    """Code paths of attention that this build has and this machine can run, slowest first."""
 
 def cpu_features() -> dict[str, bool]:
     """What the processor and operating system offer, whether the build uses it or not."""

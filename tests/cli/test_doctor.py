@@ -143,3 +143,23 @@ def test_a_part_of_a_package_that_is_missing_is_missing(
     monkeypatch.setattr("pagedkv.cli.doctor._PACKAGES", packages)
     _, found = doctor()
     assert list(found["packages"]["figures"].values()) == [True, False, False]
+
+
+def test_a_forced_instruction_set_is_shown(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEDKV_ISA", "scalar")
+    status, found = doctor()
+    assert status == 0
+    kernels = found["kernels"]
+    assert kernels["figures"]["linear"] == "native (scalar)"
+    assert kernels["figures"]["forced"] == "scalar"
+    assert "attention backend native (scalar)" in kernels["text"]
+    if len(kernels["figures"]["isas"]) > 1:
+        assert kernels["verdict"] == "note" and "unset it for" in kernels["text"]
+
+
+def test_a_wrong_instruction_set_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PAGEDKV_ISA", "avx1024")
+    assert run(["doctor", "--no-measure"]) != 0
+    assert "PAGEDKV_ISA='avx1024': this machine and build have scalar" in capsys.readouterr().err

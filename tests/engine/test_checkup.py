@@ -80,6 +80,16 @@ def test_a_build_that_lacks_kernels_is_noted(
     assert part.replace("\\", "") in finding.text
 
 
+def test_a_forced_instruction_set_is_noted(tmp_path: Path) -> None:
+    lay_out(tmp_path, {"proc/cpuinfo": cpuinfo(AVX512)})
+    isas = ["scalar", "avx2", "avx512"]
+    for forced, verdict in ((None, "ok"), ("avx512", "ok"), ("avx2", "note")):
+        finding = checkup.check_kernels("native", "why", "native", isas, tmp_path, forced)
+        assert finding.verdict == verdict and finding.figures["forced"] == forced
+        noted = "PAGEDKV_ISA forces avx2: unset it for avx512" in finding.text
+        assert noted == (verdict == "note")
+
+
 def test_two_openmp_runtimes_are_wrong() -> None:
     assert checkup.check_openmp(["/torch/libgomp.so.1"]).verdict == "ok"
     finding = checkup.check_openmp(["/a/libgomp.so.1", "/b/libiomp5.so"])

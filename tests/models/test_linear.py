@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
 import torch
 
@@ -124,11 +126,11 @@ def test_memory_is_what_the_weights_need() -> None:
         assert data.num_bytes == 576 * 1536 * dtype.itemsize
 
 
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_make_linear_takes_tensors_and_packed_matrices(deterministic: bool) -> None:
+@pytest.mark.parametrize("native", [NATIVE, None], ids=["native", "torch"])
+def test_make_linear_takes_tensors_and_packed_matrices(native: ModuleType | None) -> None:
     weight, x = random(6, 4, dtype=torch.float32), random(3, 4, dtype=torch.float32, seed=1)
     for matrix in (weight, PackedMatrix.of(NATIVE, weight)):
-        got = make_linear(matrix, None, deterministic)(x)
+        got = make_linear(matrix, None, native)(x)
         torch.testing.assert_close(got, x @ weight.T)
 
 

@@ -69,14 +69,14 @@ def test_linear(dtype, isa: str, inputs: int, outputs: int) -> None:
 @DTYPES
 @pytest.mark.parametrize(("inputs", "outputs"), [(576, 960), (1536, 576)])
 def test_linear_of_the_embedded_model(dtype, inputs: int, outputs: int) -> None:
-    linear = make_linear(random(outputs, inputs, dtype=dtype, seed=1), None, deterministic=True)
+    linear = make_linear(random(outputs, inputs, dtype=dtype, seed=1), None, import_native())
     assert_rows_stand_alone(linear, random(MAX_ROWS, inputs, dtype=dtype))
 
 
 @DTYPES
 def test_linear_of_many_rows(dtype) -> None:
     """A prefill is divided among threads by rows as well, and shares panels in groups."""
-    linear = make_linear(random(1100, 300, dtype=dtype, seed=1), None, deterministic=True)
+    linear = make_linear(random(1100, 300, dtype=dtype, seed=1), None, import_native())
     x = random(401, 300, dtype=dtype)
     torch.set_num_threads(3)
     whole = linear(x)
@@ -117,7 +117,7 @@ def test_rotary(dtype, head_dim: int) -> None:
 @DTYPES
 @pytest.mark.parametrize("width", [1, 17, 80, 1500])
 def test_silu_mul(dtype, width: int) -> None:
-    silu_mul = make_silu_mul(deterministic=True)
+    silu_mul = make_silu_mul(import_native())
     x = random(MAX_ROWS, 2 * width, dtype=dtype) * 4
     assert_rows_stand_alone(silu_mul, x)
     gate, up = x.float().chunk(2, dim=-1)
@@ -136,19 +136,13 @@ def not_built(monkeypatch) -> Callable[[], None]:
 
 def test_without_the_native_extension_the_mode_is_refused(not_built) -> None:
     not_built()
-    weight = random(3, 2, dtype=torch.float32)
-    assert isinstance(make_linear(weight, None, deterministic=False), PlainLinear)
-    make_silu_mul(deterministic=False)
-    for demand in (
-        lambda: make_silu_mul(deterministic=True),
-        lambda: make_linear(weight, None, deterministic=True),
-    ):
-        with pytest.raises(ConfigError, match="deterministic=True needs the native extension"):
-            demand()
+    assert native.find_native(deterministic=False) is None
+    with pytest.raises(ConfigError, match="deterministic=True needs the native extension"):
+        native.find_native(deterministic=True)
+    assert isinstance(make_linear(random(3, 2, dtype=torch.float32), None, None), PlainLinear)
 
 
-def test_silu_mul_without_the_native_extension_is_close(not_built) -> None:
+def test_silu_mul_without_the_native_extension_is_close() -> None:
     gate_up = random(3, 10, dtype=torch.float32)
-    want = make_silu_mul(deterministic=True)(gate_up)
-    not_built()
-    torch.testing.assert_close(make_silu_mul(deterministic=False)(gate_up), want)
+    want = make_silu_mul(import_native())(gate_up)
+    torch.testing.assert_close(make_silu_mul(None)(gate_up), want)

@@ -20,6 +20,7 @@ from pagedkv.attention.backends import BACKENDS
 from pagedkv.engine.llm import DTYPES, LLM
 from pagedkv.engine.tiers import TierConfig
 from pagedkv.errors import ConfigError
+from pagedkv.models.native import KERNELS
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.tenants import Tenant
 from pagedkv.server.core_process import make_llm
@@ -176,6 +177,7 @@ def test_variables_with_another_meaning_are_let_be() -> None:
             "PAGEDKV_TRACES": "/t",
             "PAGEDKV_REQUIRE_NATIVE": "1",
             "PAGEDKV_CACHE": "/c",
+            "PAGEDKV_ISA": "avx2",
             "PATH": "/bin",
         }
     )
@@ -296,6 +298,7 @@ def test_the_engine_has_every_setting_of_an_llm() -> None:
     fields = EngineSettings.model_fields
     assert set(get_args(fields["dtype"].annotation)) == set(DTYPES)
     assert set(get_args(fields["attention_backend"].annotation)) == {"auto", *BACKENDS}
+    assert get_args(fields["kernels"].annotation) == KERNELS
 
 
 def test_an_llm_can_be_made_of_them(

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from pagedkv.attention.gather import GatherBackend
 from pagedkv.attention.interface import AttentionBackend, KVSpec
+from pagedkv.attention.isa import ISA_VARIABLE, attention_isa, forced_isa
 from pagedkv.attention.native import NativeBackend, import_native
 from pagedkv.attention.reference import ReferenceBackend
 from pagedkv.errors import ConfigError
@@ -18,7 +19,7 @@ def choose_backend(name: str = "auto") -> tuple[str, str]:
     """The backend that `name` means here and, in one line, why.
 
     "auto" is native where the extension imports, else gather. Raises ConfigError for an unknown
-    name, and for one that was asked for but is not available.
+    name, for one that was asked for but is not available, and for a wrong PAGEDKV_ISA.
     """
     if name not in ("auto", *BACKENDS):
         raise ConfigError(f"attention_backend={name!r}: use 'auto' or one of {BACKENDS}")
@@ -33,7 +34,15 @@ def choose_backend(name: str = "auto") -> tuple[str, str]:
             ) from error
         return "gather", f"attention backend gather: the native kernels are missing ({error})"
     how = "asked for" if name == "native" else "the native kernels are installed"
-    return "native", f"attention backend native ({native.isa()}): {how}"
+    forced = forced_isa(native)
+    if forced is not None:
+        how += f"; {ISA_VARIABLE}={forced}"
+    return "native", f"attention backend {backend_kernels('native')}: {how}"
+
+
+def backend_kernels(name: str) -> str:
+    """Backend `name` of those that are available, and the instruction set of native's path."""
+    return f"native ({attention_isa(import_native())})" if name == "native" else name
 
 
 def stored_block_bytes(name: str, spec: KVSpec) -> int:
@@ -57,7 +66,7 @@ def make_backend(
     `name` as for `choose_backend`. `scale` multiplies the scores, 1/sqrt(D) when None.
     `deterministic` asks that a row's result bits never depend on the batch, the chunking or the
     block size: native always keeps that, gather cannot and is refused. `isa` forces a code path
-    of native ("scalar", "avx2", "avx512"); None takes the best of this machine.
+    of native, one of the extension's available_isas(); None is as NativeBackend says.
     Raises ConfigError naming the setting.
     """
     chosen, reason = choose_backend(name)

@@ -29,6 +29,7 @@ from pagedkv.attention.batch import (
     softmax_scale,
 )
 from pagedkv.attention.interface import AttentionBatch, KVSpec, Plan
+from pagedkv.attention.isa import attention_isa
 from pagedkv.errors import ConfigError
 
 
@@ -55,11 +56,11 @@ class NativePlan:
 class NativeBackend:
     """K/V in [L, 2, num_blocks + 1, G, B, lanes(D)]: one head's slots of a block are contiguous.
 
-    `isa` is "scalar", "avx2", "avx512" (the bits of avx2) or None for the best that this machine
-    has. The bits of a query row's result depend on q and on K, V of its positions only: not on the
-    block size, the other rows, the chunking or the number of threads. Spans that lie in the same
-    blocks for several rows of a step are read once for all of them; `shared_spans` counts those of
-    all plans.
+    `isa` is one of the extension's available_isas(), or None for the best that this machine has,
+    unless PAGEDKV_ISA forces one. The bits of a query row's result depend on q and on K, V of its
+    positions only: not on the block size, the other rows, the chunking or the number of threads.
+    Spans that lie in the same blocks for several rows of a step are read once for all of them;
+    `shared_spans` counts those of all plans.
     """
 
     name = "native"
@@ -72,7 +73,7 @@ class NativeBackend:
         if isa is not None and isa not in available:
             raise ConfigError(f"isa={isa!r}: this machine and build have {available}")
         self.shared_spans = 0
-        self.isa: str = isa or self._native.isa()
+        self.isa: str = isa or attention_isa(self._native)
         padded_dim = self._native.padded_head_dim(spec.head_dim)
         blocks = (spec.num_blocks + 1, spec.num_kv_heads, spec.block_size, padded_dim)
         shape = (spec.num_layers, 2, *blocks)

@@ -39,6 +39,7 @@ _FLAGS = MappingProxyType(
         "max_num_seqs": "--max-num-seqs",
         "max_tokens": "--max-tokens",
         "mean_tokens": "--mean-output",
+        "kernels=": "--kernels=",
         "min_p": "--min-p",
         "num_blocks": "--num-blocks",
         "repetition_penalty": "--repetition-penalty",

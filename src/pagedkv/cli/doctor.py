@@ -87,19 +87,21 @@ def _machine(measure: bool, disk: Path | None) -> list[Finding]:
     from threadpoolctl import threadpool_info
 
     from pagedkv.attention.backends import choose_backend
+    from pagedkv.attention.isa import available_isas, forced_isa
     from pagedkv.engine import checkup
     from pagedkv.engine.machine import machine_memory
     from pagedkv.engine.measure import measure_bandwidths, measure_disk
     from pagedkv.models.linear import linear_kernels
     from pagedkv.models.native import find_native
 
-    native = find_native(False)
+    native = find_native()
     attention, reason = choose_backend()
-    isas = [] if native is None else native.available_isas()
+    isas = [] if native is None else available_isas(native)
+    forced = None if native is None else forced_isa(native)
     runtimes = [one["filepath"] for one in threadpool_info() if one["user_api"] == "openmp"]
     findings = [
         checkup.check_processor(),
-        checkup.check_kernels(attention, reason, linear_kernels(), isas),
+        checkup.check_kernels(attention, reason, linear_kernels(native), isas, forced=forced),
         checkup.check_openmp(sorted(set(runtimes))),
         checkup.check_threads(torch.get_num_threads()),
         checkup.check_memory(),

@@ -101,6 +101,9 @@ def generate(
         str,
         typer.Option(help="Attention: auto, native, gather or reference.", metavar=_TEXT),
     ] = "auto",
+    kernels: Annotated[
+        str, typer.Option(help="Other layers: auto, native or torch.", metavar=_TEXT)
+    ] = "auto",
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="The same bits whatever else runs.")
     ] = False,
@@ -189,6 +192,7 @@ def generate(
         max_num_seqs=max_num_seqs,
         enable_prefix_caching=not no_prefix_caching,
         attention_backend=backend,
+        kernels=kernels,
         deterministic=deterministic,
         seed=seed,
         sanitize=sanitize,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from pagedkv.attention.isa import ISA_VARIABLE
 from pagedkv.engine.machine import (
     ROOT,
     THREADS_VARIABLE,
@@ -53,19 +54,33 @@ def check_processor(root: Path = ROOT) -> Finding:
 
 
 def check_kernels(
-    attention: str, reason: str, linear: str, isas: Sequence[str], root: Path = ROOT
+    attention: str,
+    reason: str,
+    linear: str,
+    isas: Sequence[str],
+    root: Path = ROOT,
+    forced: str | None = None,
 ) -> Finding:
     """Which kernels were chosen, and whether the build has those that the processor could run.
 
-    isas: code paths of the native extension that run here; empty: it is not built.
+    isas: code paths of the native extension that run here, slowest first; empty: it is not built.
+    forced: the one that PAGEDKV_ISA asks for.
     """
     best = read_processor(root).best_isa
-    figures: dict[str, Figure] = {"attention": attention, "linear": linear, "isas": isas}
+    figures: dict[str, Figure] = {
+        "attention": attention,
+        "linear": linear,
+        "isas": isas,
+        "forced": forced,
+    }
     text = f"{reason}; linear layers {linear}"
     if not isas:
         return Finding("kernels", "note", f"{text}; reinstall with a C++17 compiler", figures)
     if best not in isas:
         remedy = f"the processor has {best}, this build does not: reinstall with a newer compiler"
+        return Finding("kernels", "note", f"{text}; {remedy}", figures)
+    if forced is not None and forced != isas[-1]:
+        remedy = f"{ISA_VARIABLE} forces {forced}: unset it for {isas[-1]}"
         return Finding("kernels", "note", f"{text}; {remedy}", figures)
     return Finding("kernels", "ok", text, figures)
 

@@ -12,7 +12,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from pagedkv.attention.backends import REBUILD, choose_backend, make_backend, stored_block_bytes
+from pagedkv.attention.backends import (
+    REBUILD,
+    backend_kernels,
+    choose_backend,
+    make_backend,
+    stored_block_bytes,
+)
 from pagedkv.cache import SanitizerError
 from pagedkv.cache.sanitizer import asked_for_by_environment
 from pagedkv.engine.build import make_manager, scheduler_settings, set_threads
@@ -31,6 +37,7 @@ from pagedkv.engine.tiers import TierConfig, check_tiers, open_tiers
 from pagedkv.errors import ConfigError, ModelError, RequestError
 from pagedkv.models.linear import linear_kernels
 from pagedkv.models.loader import load_model
+from pagedkv.models.native import find_native
 from pagedkv.scheduling.config import (
     MAX_NUM_SEQS,
     SchedulerConfig,
@@ -63,7 +70,10 @@ class LLM:
         trained for. A sequence that outgrows the pool even alone ends with "length".
     max_num_seqs: samples that run at once, at most max_num_batched_tokens of them.
     max_num_batched_tokens: token budget of a step.
-    deterministic: results are bit-identical whatever else runs; with the native backend only.
+    kernels: what computes the layers around attention: "native", "torch" (the plain path, to
+        compare with), or "auto": native where the extension is built.
+    deterministic: results are bit-identical whatever else runs; with the native backend and
+        kernels only.
     scheduling: further settings of `SchedulerConfig` by name, such as {"policy": "fair"}: policy,
         admission, watermark, recovery, bounds of the queue, overload; tenants, also as a dict from
         their names to a weight or a `pagedkv.Tenant`.
@@ -101,6 +111,7 @@ class LLM:
         max_num_batched_tokens: int = 512,
         enable_prefix_caching: bool = True,
         attention_backend: str = "auto",
+        kernels: str = "auto",
         deterministic: bool = False,
         scheduling: Mapping[str, Any] | None = None,
         public_prefixes: Sequence[Prompt] = (),
@@ -140,9 +151,10 @@ class LLM:
                 f"deterministic=True needs the native backend ({reason}): set "
                 "attention_backend='native', or deterministic=False"
             )
+        layer_kernels = linear_kernels(find_native(kernels, deterministic))
         threads = set_threads()
         loaded = load_model(
-            model, DTYPES[dtype], deterministic, device, memory=machine_memory().available
+            model, DTYPES[dtype], deterministic, device, machine_memory().available, kernels
         )
         config, memory = loaded.config, machine_memory()
         kv_dtype = loaded.decoder.dtype
@@ -196,8 +208,8 @@ class LLM:
             backend = SanitizedBackend(backend, manager.sanitizer)
         tier, lower = None, None
         if tiers is not None:
-            kernels = f"attention {backend_name}, linear layers {linear_kernels()}"
-            tier, lower = open_tiers(tiers, loaded.decoder, backend.spec, kernels)
+            computed_by = f"attention {backend_kernels(backend_name)}, layers {layer_kernels}"
+            tier, lower = open_tiers(tiers, loaded.decoder, backend.spec, computed_by)
         grammars = model_grammars(loaded.tokenizer, config.vocab_size, config.eos_token_ids)
         executor = ModelExecutor(loaded.decoder, backend, tier, grammars)
         scheduler = Scheduler(manager, limits, lower)
@@ -226,7 +238,7 @@ class LLM:
             num_threads=threads,
             backend=backend_name,
             backend_reason=reason,
-            linear_kernels=linear_kernels(),
+            linear_kernels=layer_kernels,
             sanitize=sanitize,
         )
         for line in self.report.lines():

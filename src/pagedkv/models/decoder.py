@@ -7,6 +7,7 @@ G K/V heads, D head_dim.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 
@@ -14,6 +15,7 @@ from pagedkv.attention.interface import AttentionBackend, Plan
 from pagedkv.models.activation import make_silu_mul
 from pagedkv.models.config import ModelConfig
 from pagedkv.models.linear import Matrix, embed, make_linear
+from pagedkv.models.native import find_native
 from pagedkv.models.rotary import Rotary, apply_rotary
 
 
@@ -49,20 +51,25 @@ class Decoder:
     """Computes logits; keeps no state but the weights, K/V live in the attention backend.
 
     With the native extension the logits of a row are bit-identical whatever else is in the batch,
-    given a backend that keeps the same promise. `deterministic` demands it: raises ConfigError if
-    the extension is not built.
+    given a backend that keeps the same promise. `kernels` and `deterministic` are as for
+    `find_native`, and raise as it does.
     """
 
     def __init__(
-        self, config: ModelConfig, weights: DecoderWeights, deterministic: bool = False
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        deterministic: bool = False,
+        kernels: str = "auto",
     ) -> None:
+        native = find_native(kernels, deterministic)
         self.config, self.weights = config, weights
         self.deterministic = deterministic
         self.dtype = weights.embedding.dtype
         self._embedding, self._norm = weights.embedding, weights.norm
         self._rotary = Rotary(config.rope, config.head_dim, config.max_position_embeddings)
-        self._layers = [_Layer(config, layer, deterministic) for layer in weights.layers]
-        self._head = make_linear(weights.head, None, deterministic)
+        self._layers = [_Layer(config, layer, native) for layer in weights.layers]
+        self._head = make_linear(weights.head, None, native)
 
     @torch.inference_mode()
     def forward(
@@ -90,14 +97,16 @@ class Decoder:
 class _Layer:
     """Attention, then MLP, each added to its input."""
 
-    def __init__(self, config: ModelConfig, weights: LayerWeights, deterministic: bool) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: LayerWeights, native: ModuleType | None
+    ) -> None:
         self._config = config
         self._weights = weights
-        self._qkv = make_linear(weights.qkv, weights.qkv_bias, deterministic)
-        self._output = make_linear(weights.output, weights.output_bias, deterministic)
-        self._gate_up = make_linear(weights.gate_up, weights.gate_up_bias, deterministic)
-        self._down = make_linear(weights.down, weights.down_bias, deterministic)
-        self._silu_mul = make_silu_mul(deterministic)
+        self._qkv = make_linear(weights.qkv, weights.qkv_bias, native)
+        self._output = make_linear(weights.output, weights.output_bias, native)
+        self._gate_up = make_linear(weights.gate_up, weights.gate_up_bias, native)
+        self._down = make_linear(weights.down, weights.down_bias, native)
+        self._silu_mul = make_silu_mul(native)
 
     def __call__(
         self,

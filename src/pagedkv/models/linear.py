@@ -6,13 +6,14 @@ rows are computed with it. The native kernels keep one order of accumulation for
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 
+from pagedkv.attention.isa import linear_isa
 from pagedkv.attention.native import to_dlpack
-from pagedkv.models.native import find_native
 from pagedkv.models.packed import PackedMatrix
 
 Matrix = torch.Tensor | PackedMatrix  # [N, K]
@@ -40,7 +41,8 @@ class NativeLinear:
     """A row's bits depend on that row alone, on one machine and `isa`.
 
     Accumulates in float32 and rounds once. `isa` forces a code path, None takes the best that
-    this machine has. ValueError for an x of another width, dtype or with strides in its rows.
+    this machine has, unless PAGEDKV_ISA forces one. ValueError for an x of another width, dtype or
+    with strides in its rows.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class NativeLinear:
         self._kernel: Any = native.Linear(
             weight.data,
             None if bias is None else to_dlpack(bias.float().contiguous()),
-            isa or native.available_linear_isas()[-1],
+            isa or linear_isa(native),
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -60,24 +62,22 @@ class NativeLinear:
         return out
 
 
-def make_linear(weight: Matrix, bias: torch.Tensor | None, deterministic: bool) -> Linear:
+def make_linear(weight: Matrix, bias: torch.Tensor | None, native: ModuleType | None) -> Linear:
     """weight [N, K], bias [N] or None.
 
-    A packed weight is shared; a tensor is packed into a copy where the native extension is built,
-    else kept. Raises ConfigError when `deterministic` is asked for and the extension is missing.
+    A packed weight is shared; a tensor is packed into a copy for the `native` extension, or kept
+    for torch where there is none.
     """
     if isinstance(weight, PackedMatrix):
         return NativeLinear(weight, bias)
-    native = find_native(deterministic)
     if native is None:
         return PlainLinear(weight, bias)
     return NativeLinear(PackedMatrix.of(native, weight), bias)
 
 
-def linear_kernels() -> str:
-    """Which kernels run the linear layers here, for people: native's best path, or torch."""
-    native = find_native(False)
-    return "torch" if native is None else f"native ({native.available_linear_isas()[-1]})"
+def linear_kernels(native: ModuleType | None) -> str:
+    """Which kernels run the linear layers, for people: a path of native, or torch."""
+    return "torch" if native is None else f"native ({linear_isa(native)})"
 
 
 def embed(weight: Matrix, tokens: torch.Tensor) -> torch.Tensor:

@@ -39,11 +39,14 @@ def load_model(
     deterministic: bool = False,
     device: str = "cpu",
     memory: int | None = None,
+    kernels: str = "auto",
 ) -> LoadedModel:
     """Load a Llama, Mistral, Qwen2 or Qwen3 model in float32 or bfloat16 (None: the checkpoint's).
 
     `name_or_path` is "smollm2-135m-instruct" (embedded), a local Hugging Face folder with
     safetensors, or a hub id. `memory` is how many bytes the weights may take (None: not checked).
+    `kernels` says what computes the layers, see `find_native`; weights are held once, packed for
+    the native ones or plain for torch.
     Raises ModelError if it cannot be found, read or computed exactly, ConfigError if a setting
     cannot work.
     """
@@ -51,12 +54,13 @@ def load_model(
         raise ConfigError(f"dtype={dtype} is not implemented: use torch.float32 or torch.bfloat16")
     if device != "cpu":
         raise ConfigError(f"device={device!r} is not implemented: use 'cpu'")
+    native = find_native(kernels, deterministic)
     folder = find_model(name_or_path, dtype or torch.float32)
     config = ModelConfig.from_folder(folder)
     dtype = dtype or config.dtype
     tokenizer = load_tokenizer(folder)
-    weights = load_weights(folder, config, dtype, find_native(deterministic), memory)
-    decoder = Decoder(config, weights, deterministic)
+    weights = load_weights(folder, config, dtype, native, memory)
+    decoder = Decoder(config, weights, deterministic, kernels)
     return LoadedModel(config, decoder, tokenizer, folder)
 
 

@@ -39,13 +39,14 @@ _TABLES: Mapping[str, type[BaseModel]] = MappingProxyType(
     {"tenants": TenantSettings, "slo_classes": SloClass}
 )
 _PREFIXES = "public_prefixes"
-# Variables that mean something elsewhere: to the build, the tests, the threads, the models.
+# Variables that mean something elsewhere: to the build, the tests, the threads, models, kernels.
 _OTHERS = (
     CONFIG_VARIABLE,
     "PAGEDKV_NUM_THREADS",
     "PAGEDKV_TRACES",
     "PAGEDKV_REQUIRE_NATIVE",
     "PAGEDKV_CACHE",
+    "PAGEDKV_ISA",
 )
 # What Kubernetes sets in every container of a namespace that has a Service called pagedkv.
 _SERVICE_LINK = re.compile(r"PAGEDKV_(SERVICE_(HOST|PORT)\w*|PORT_\d+_(TCP|UDP)\w*)")

@@ -167,6 +167,10 @@ class EngineSettings(_Section):
         Literal["auto", "native", "gather", "reference"],
         flags("--backend", "--attention-backend"),
     ] = Field(default="auto", description="Attention: auto, native, gather or reference.")
+    kernels: Literal["auto", "native", "torch"] = Field(
+        default="auto",
+        description="Layers around attention: native, torch, or auto (native where built).",
+    )
     deterministic: bool = Field(default=False, description="The same bits whatever else runs.")
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = Field(
         default=0, description="From it the seeds of requests that bring none are drawn."

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 
 from calibration import print_calibration
-from pagedkv.attention import AttentionBackend, AttentionBatch, KVSpec, make_backend
+from pagedkv.attention import KVSpec
+from pagedkv.bench.attention import attention_step, filled_backend
 
 LAYERS, HEADS, KV_HEADS, DIM, BLOCK = 30, 9, 3, 64, 16
 MAX_STORE_BYTES = 600 * 2**20  # a larger store keeps fewer layers and goes round them
@@ -53,43 +54,14 @@ def layers_in_store(contexts: list[int], block_sizes: list[int], dtype: torch.dt
     return min(LAYERS, max(1, MAX_STORE_BYTES // largest))
 
 
-def make(name: str, contexts: list[int], spec: KVSpec) -> tuple[AttentionBackend, np.ndarray]:
-    """A backend full of random K/V, and tables [rows, w] scattered over its pool."""
-    backend = make_backend(name, spec)
-    every = np.arange(1, spec.num_blocks + 1, dtype=np.int32)
-    shape = (1, spec.num_layers, 2, spec.block_size, KV_HEADS, DIM)
-    for ids in np.array_split(every, max(1, spec.num_blocks // 64)):
-        content = torch.randn(shape).to(spec.dtype)
-        backend.write_blocks(ids, content.repeat(len(ids), 1, 1, 1, 1, 1))
+def step_of(name: str, new: int, contexts: list[int], spec: KVSpec) -> Callable[[], None]:
+    """A step of all layers over tables [rows, w] scattered over the pool."""
     ids = np.random.default_rng(0).permutation(spec.num_blocks) + 1
     counts = [-(-context // spec.block_size) for context in contexts]
     tables = np.zeros((len(contexts), max(counts)), np.int32)
     for row, own in zip(tables, np.split(ids, np.cumsum(counts)[:-1]), strict=True):
         row[: len(own)] = own
-    return backend, tables
-
-
-def step_of(name: str, new: int, contexts: list[int], spec: KVSpec) -> Callable[[], None]:
-    backend, tables = make(name, contexts, spec)
-    rows, size = len(contexts), spec.block_size
-    positions = np.array([np.arange(context - new, context) for context in contexts])
-    blocks = np.take_along_axis(tables, positions // size, axis=1).astype(np.int64)
-    batch = AttentionBatch(
-        np.full(rows, new, np.int32),
-        np.array(contexts, np.int32),
-        tables,
-        (blocks * size + positions % size).reshape(-1),
-    )
-    tokens = rows * new
-    q = torch.randn(tokens, HEADS, DIM).to(spec.dtype)
-    k, v = torch.randn(2, tokens, KV_HEADS, DIM).to(spec.dtype)
-
-    def step() -> None:
-        plan = backend.plan(batch)
-        for layer in range(LAYERS):
-            backend.run(plan, layer % spec.num_layers, q, k, v)
-
-    return step
+    return attention_step(filled_backend(name, spec), tables, contexts, new, LAYERS)
 
 
 def seconds(call: Callable[[], None]) -> float:

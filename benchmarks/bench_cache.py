@@ -14,6 +14,7 @@ import time
 import numpy as np
 
 from calibration import print_calibration
+from pagedkv.bench.cache import decoding
 from pagedkv.cache import BlockManager
 
 BLOCK = 16
@@ -21,39 +22,9 @@ VOCABULARY = 49_152
 WARM_UP = 20  # steps whose caches are cold
 
 
-def full_pool(
-    num_blocks: int, num_seqs: int, rng: np.random.Generator, sanitize: bool = False
-) -> BlockManager:
-    """A manager whose blocks are all held or cached."""
-    m = BlockManager(
-        num_blocks, BLOCK, max_seqs=num_seqs + 1, max_blocks_per_seq=8192, sanitize=sanitize
-    )
-    while m.num_free_blocks:
-        n = min(m.num_free_blocks * BLOCK, 2000)
-        tokens = rng.integers(0, VOCABULARY, n, dtype=np.int32)
-        seq = m.open(tokens)
-        m.reserve([seq], [n])
-        m.commit([seq], [tokens])
-        m.close(seq)
-    return m
-
-
-def decoding(num_seqs: int, sanitize: bool = False) -> tuple[BlockManager, list[int]]:
-    """A full pool and sequences of 200 to 300 tokens."""
-    rng = np.random.default_rng(0)
-    m = full_pool(32_768, num_seqs, rng, sanitize)
-    seqs = []
-    for _ in range(num_seqs):
-        tokens = rng.integers(0, VOCABULARY, int(rng.integers(200, 300)), dtype=np.int32)
-        seqs.append(m.open(tokens))
-        m.reserve(seqs[-1:], [len(tokens)])
-        m.commit(seqs[-1:], [tokens])
-    return m, seqs
-
-
 def decode_steps(steps: int, num_seqs: int = 256) -> list[float]:
     """Seconds of each decode step."""
-    m, seqs = decoding(num_seqs)
+    m, seqs = decoding(32_768, BLOCK, num_seqs)
     rng = np.random.default_rng(1)
     new_tokens = rng.integers(0, VOCABULARY, (WARM_UP + steps, num_seqs), dtype=np.int32).tolist()
     ones = [1] * num_seqs

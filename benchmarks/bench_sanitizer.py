@@ -15,9 +15,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from bench_cache import BLOCK, VOCABULARY, WARM_UP, decoding
+from bench_cache import BLOCK, VOCABULARY, WARM_UP
 from calibration import print_calibration
 from pagedkv import LLM, SamplingParams
+from pagedkv.bench.cache import decoding
 from pagedkv.cache import BlockManager
 from pagedkv.cache.sanitizer import watched
 
@@ -30,7 +31,7 @@ Times = dict[bool, list[float]]
 def decode_steps(steps: int = 500, num_seqs: int = 256) -> Times:
     """Seconds of each decode step."""
     rng = np.random.default_rng(1)
-    managers = {sanitize: decoding(num_seqs, sanitize) for sanitize in BOTH}
+    managers = {sanitize: decoding(32_768, BLOCK, num_seqs, sanitize=sanitize) for sanitize in BOTH}
     ones, seconds = [1] * num_seqs, {sanitize: [] for sanitize in BOTH}
     for row in rng.integers(0, VOCABULARY, (WARM_UP + steps, num_seqs), dtype=np.int32).tolist():
         drawn = [[token] for token in row]

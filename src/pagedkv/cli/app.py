@@ -12,6 +12,9 @@ import typer
 
 from pagedkv import __version__
 from pagedkv.cli.bench import block_size
+from pagedkv.cli.bench_engine import latency, throughput
+from pagedkv.cli.bench_parts import attention
+from pagedkv.cli.bench_parts import cache as bench_cache
 from pagedkv.cli.bench_serve import serve as bench_serve
 from pagedkv.cli.chat import chat
 from pagedkv.cli.doctor import doctor
@@ -50,6 +53,22 @@ _FLAGS = MappingProxyType(
         "range_ratio": "--random-range-ratio",
         "prefix_len": "--prefix-repetition-prefix-len",
         "suffix_len": "--prefix-repetition-suffix-len",
+        "num_prompts": "--num-prompts",
+        "batch_size": "--batch-size",
+        "num_iters_warmup": "--num-iters-warmup",
+        "num_iters": "--num-iters",
+        "random_prefix_len": "--random-prefix-len",
+        "context_len": "--context-len",
+        "query_len": "--query-len",
+        "shared_prefix_len": "--shared-prefix-len",
+        "num_heads": "--num-heads",
+        "num_kv_heads": "--num-kv-heads",
+        "head_dim": "--head-dim",
+        "num_layers": "--num-layers",
+        "num_seqs": "--num-seqs",
+        "prompt_len": "--prompt-len",
+        "seconds=": "--seconds=",
+        "rounds=": "--rounds=",
         "num_prefixes": "--prefix-repetition-num-prefixes",
         "request_rate": "--request-rate",
         "host_memory": "--host-tier",
@@ -104,8 +123,11 @@ def invoke(args: list[str]) -> int:
     simulate.command()(replay)
     app.add_typer(simulate, name="simulate")
     bench = typer.Typer(
-        help="What a setting costs on this machine, and what the users of a server see."
+        help="What this machine makes of the engine and its parts, and what users of a server see."
     )
+    for measurement in (throughput, latency, attention):
+        bench.command()(measurement)
+    bench.command("cache")(bench_cache)
     bench.command("block-size")(block_size)
     bench.command("serve")(bench_serve)
     app.add_typer(bench, name="bench")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -18,7 +16,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pagedkv.cache import BlockManager, SeqId
+from pagedkv.bench.cache import decoding
+from pagedkv.bench.rounds import in_turns
 from pagedkv.cli.workload import TRACES_VARIABLE, find_trace
 from pagedkv.errors import ConfigError
 from pagedkv.simulation.block_sizes import Tradeoff, prompts_of, shared_prefixes, tradeoffs
@@ -127,9 +126,9 @@ def _measure(sizes: Sequence[int]) -> tuple[str, dict[int, Times]]:
     """The attention backend, and what each block size takes."""
     with ExitStack() as stack:
         steps = {size: stack.enter_context(_decode_steps(size)) for size in sizes}
-        cache = _in_turns(steps, _CACHE_ROUNDS)
+        cache = _quartiles(in_turns(steps, rounds=_CACHE_ROUNDS))
     backend, calls = _attention(sizes)
-    attention = _in_turns(calls, _ATTENTION_ROUNDS)
+    attention = _quartiles(in_turns(calls, rounds=_ATTENTION_ROUNDS))
     layer_bytes = _ROWS * _CONTEXT * _SHAPE.token_bytes / _SHAPE.layers
     reference = _reference(sizes)
     return backend, {
@@ -143,42 +142,17 @@ def _measure(sizes: Sequence[int]) -> tuple[str, dict[int, Times]]:
     }
 
 
-def _in_turns(calls: Mapping[int, Callable[[], object]], rounds: int) -> dict[int, float]:
-    """Seconds of each call, the lower quartile: neighbours disturb a run in one direction.
-
-    A round calls all in turn, so that a busy machine is so for all of them.
-    """
-    taken: dict[int, list[float]] = {name: [] for name in calls}
-    gc.collect()
-    for _ in range(rounds + 1):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            taken[name].append(time.perf_counter() - start)
-    # The first round finds cold caches.
-    return {name: statistics.quantiles(seconds[1:], n=4)[0] for name, seconds in taken.items()}
+def _quartiles(taken: Mapping[int, Sequence[float]]) -> dict[int, float]:
+    """The lower ones: neighbours disturb a run in one direction."""
+    return {size: statistics.quantiles(seconds, n=4)[0] for size, seconds in taken.items()}
 
 
 @contextmanager
 def _decode_steps(size: int) -> Iterator[Callable[[], None]]:
     """Decode steps in a pool so full of cached blocks that every new block evicts one."""
-    rng = np.random.default_rng(0)
-    longest = 4096
-    manager = BlockManager(
-        _SLOTS // size, size, max_seqs=_SEQS + 1, max_blocks_per_seq=longest // size
-    )
-
-    def open_with(length: int) -> SeqId:
-        tokens = rng.integers(0, 32_000, length, dtype=np.int32)
-        seq = manager.open(tokens)
-        manager.reserve([seq], [length])
-        manager.commit([seq], [tokens])
-        return seq
-
-    while manager.num_free_blocks:
-        manager.close(open_with(min(manager.num_free_blocks * size, longest)))
-    seqs = [open_with(int(length)) for length in rng.integers(200, 300, _SEQS)]
+    manager, seqs = decoding(_SLOTS // size, size, _SEQS, longest=4096)
     ones = [1] * _SEQS
+    rng = np.random.default_rng(0)
     drawn = rng.integers(0, 32_000, (_STEPS, _SEQS, 1), dtype=np.int32).tolist()
 
     def steps() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from pagedkv.cli import engine_options as options
 from pagedkv.cli.main import FAILED
 from pagedkv.cli.prompts import PromptText, read_prompts
 from pagedkv.engine.sizes import parse_bytes
@@ -42,10 +43,7 @@ def generate(
         Path | None,
         typer.Option(help="File with one prompt a line; - is stdin.", metavar="FILE"),
     ] = None,
-    model: Annotated[
-        str,
-        typer.Option(help="Embedded model, Hugging Face folder, or hub id.", metavar=_TEXT),
-    ] = "smollm2-135m-instruct",
+    model: options.Model = options.EMBEDDED,
     chat: Annotated[
         bool | None,
         typer.Option(
@@ -78,35 +76,16 @@ def generate(
         ),
     ] = 0,
     n: Annotated[int, typer.Option("-n", help="Samples a prompt.", metavar=_INTEGER)] = 1,
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.", metavar=_TEXT)] = "auto",
-    block_size: Annotated[int, typer.Option(help="Tokens a block.", metavar=_INTEGER)] = 16,
-    num_blocks: Annotated[
-        int | None, typer.Option(help="Blocks of the pool.", metavar=_INTEGER)
-    ] = None,
-    kv_memory: Annotated[
-        str | None,
-        typer.Option(help="Memory of the pool: bytes, 512MiB, 2GB.", metavar="SIZE"),
-    ] = None,
-    max_model_len: Annotated[
-        int | None,
-        typer.Option(help="Most tokens of prompt and output together.", metavar=_INTEGER),
-    ] = None,
-    max_num_seqs: Annotated[
-        int, typer.Option(help="Most samples that run at once.", metavar=_INTEGER)
-    ] = 256,
-    no_prefix_caching: Annotated[
-        bool, typer.Option("--no-prefix-caching", help="Compute every prompt from its start.")
-    ] = False,
-    backend: Annotated[
-        str,
-        typer.Option(help="Attention: auto, native, gather or reference.", metavar=_TEXT),
-    ] = "auto",
-    kernels: Annotated[
-        str, typer.Option(help="Other layers: auto, native or torch.", metavar=_TEXT)
-    ] = "auto",
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="The same bits whatever else runs.")
-    ] = False,
+    dtype: options.DType = "auto",
+    block_size: options.BlockSize = 16,
+    num_blocks: options.NumBlocks = None,
+    kv_memory: options.KVMemory = None,
+    max_model_len: options.MaxModelLen = None,
+    max_num_seqs: options.MaxNumSeqs = 256,
+    no_prefix_caching: options.NoPrefixCaching = False,
+    backend: options.Backend = "auto",
+    kernels: options.Kernels = "auto",
+    deterministic: options.Deterministic = False,
     sanitize: Annotated[
         bool, typer.Option("--sanitize", help="Check every use of a block. Slower.")
     ] = False,
@@ -151,7 +130,7 @@ def generate(
             help="Print text as it comes. Default: for one sample of one prompt, without --json.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
+    as_json: options.Json = False,
 ) -> int:
     """Generate text from prompts."""
     texts = read_prompts(prompts or [], file, sys.stdin)

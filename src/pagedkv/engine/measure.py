@@ -56,10 +56,10 @@ def measure_bandwidths(
     """
     if num_bytes < mmap.PAGESIZE:
         raise ValueError(f"num_bytes={num_bytes} must be a page of {mmap.PAGESIZE} at least")
-    small = _buffer(num_bytes, "MADV_NOHUGEPAGE")
+    small = mapped_ones(num_bytes, "MADV_NOHUGEPAGE")
     read_small = num_bytes / _median(small.sum, clock)
     before = _in_huge_pages()
-    huge = _buffer(num_bytes, "MADV_HUGEPAGE")
+    huge = mapped_ones(num_bytes, "MADV_HUGEPAGE")
     got = _in_huge_pages() - before >= num_bytes // 2
     read_huge = num_bytes / _median(huge.sum, clock)
     copy = num_bytes / _median(lambda: small.copy_(huge), clock)
@@ -86,7 +86,7 @@ def measure_disk(folder: Path, clock: Callable[[], float] = time.perf_counter) -
     return Disk(seconds, status.f_bavail * status.f_frsize)
 
 
-def _buffer(num_bytes: int, advice: str) -> torch.Tensor:
+def mapped_ones(num_bytes: int, advice: str) -> torch.Tensor:
     """float32 ones in pages of their own, for which the kernel has been given advice.
 
     The mapping is private: shared ones, Python's default, follow another rule for huge pages.

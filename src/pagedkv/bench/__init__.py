@@ -1,0 +1,1 @@
+"""What the parts of the engine take on this machine, beside what the machine can give."""

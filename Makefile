@@ -13,7 +13,7 @@ ifneq ($(TRACES),)
 export PAGEDKV_TRACES ?= $(abspath $(TRACES))
 endif
 
-.PHONY: setup demo test test-deep bench lint clean
+.PHONY: setup demo test test-deep bench bench-peers lint clean
 
 setup: $(READY)
 
@@ -39,6 +39,10 @@ test-deep: setup
 
 bench: setup
 	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+# Beside other engines, where they are installed: ARGS="--help" says what there is to choose.
+bench-peers: setup
+	@PYTHONPATH=benchmarks $(BIN)/python -m peers $(ARGS)
 
 clean:
 	rm -rf $(VENV) build

@@ -1,0 +1,1 @@
+"""One file an engine, each run by the interpreter that has the engine."""

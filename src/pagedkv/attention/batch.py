@@ -93,7 +93,7 @@ def _integers(name: str, values: npt.ArrayLike, dtype: type[_Integer]) -> npt.ND
     """A contiguous copy as `dtype`. ValueError where that would change a value."""
     given = np.asarray(values)
     copy = given.astype(dtype, order="C")
-    if not np.array_equal(copy, given):
+    if given.dtype != copy.dtype and not np.array_equal(copy, given):
         raise ValueError(f"{name} must be integers that fit {copy.dtype}, not {given.dtype}")
     return copy
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from pagedkv.attention.interface import AttentionBackend, AttentionBatch, Plan
+from pagedkv.attention.interface import AttentionBackend, AttentionBatch
 from pagedkv.engine.grammar import Grammars
-from pagedkv.engine.sampler import Draw, draw_all, log_softmax, score_token
+from pagedkv.engine.sampler import draw_all, log_softmax, score_token
 from pagedkv.engine.transfers import Mover
 from pagedkv.models.decoder import Decoder
 from pagedkv.scheduling.step import (
     Float32,
     Int32,
+    Int64,
     PromptScore,
     Result,
     Step,
@@ -75,29 +75,39 @@ class ModelExecutor:
             return Result(none, np.zeros(1, np.int32), none, transfers=transfers)
         start = time.perf_counter()
         plan = self._backend.plan(batch)
-        logits, index = self._forward(step, plan)
-        sampling = time.perf_counter()
-        rows = [index[r] for r in _last_tokens(step)]
-        draws = draw_all(logits, rows, step.samples, self._grammars)
-        scores = tuple(_score_prompt(step, score, logits, index) for score in step.prompt_scores)
-        end = time.perf_counter()
-        return replace(
-            _result(step, draws, scores, end - start, plan.num_shared_spans),
-            transfers=transfers,
-            sample_duration=end - sampling,
-        )
-
-    def _forward(self, step: Step, plan: Plan) -> tuple[torch.Tensor, dict[int, int]]:
-        """Logits of the tokens that are sampled or scored, and the row of each of them."""
-        wanted = sorted({*_last_tokens(step), *_scored_tokens(step)})
+        wanted = _Wanted.of(step)
         logits = self._decoder.forward(
             torch.from_numpy(step.tokens),
             torch.from_numpy(step.positions),
             self._backend,
             plan,
-            torch.tensor(wanted, dtype=torch.int64),
+            torch.from_numpy(wanted.tokens),
         )
-        return logits, {token: row for row, token in enumerate(wanted)}
+        sampling = time.perf_counter()
+        draws = draw_all(logits, wanted.drawn, step.samples, self._grammars)
+        scores = tuple(
+            _score_prompt(score, logits, first)
+            for score, first in zip(step.prompt_scores, wanted.scored, strict=True)
+        )
+        end = time.perf_counter()
+        drawn = [draw for draw in draws if draw.error is None]
+        return Result(
+            tokens=np.array([draw.token for draw in drawn], np.int32),
+            indptr=np.cumsum([0, *(draw.error is None for draw in draws)], dtype=np.int32),
+            parents=np.array([sample.row for sample in step.samples], np.int32),
+            logprobs=tuple([draw.logprobs for draw in drawn]),
+            prompt_logprobs=scores,
+            complete=tuple([i for i, draw in enumerate(draws) if draw.complete]),
+            errors={
+                sample.row: draw.error
+                for sample, draw in zip(step.samples, draws, strict=True)
+                if draw.error is not None
+            },
+            duration=end - start,
+            shared_spans=plan.num_shared_spans,
+            transfers=transfers,
+            sample_duration=end - sampling,
+        )
 
 
 class _Payloads:
@@ -118,27 +128,32 @@ class _Payloads:
         self._backend.write_blocks(blocks, values)
 
 
-def _starts(step: Step) -> list[int]:
-    """Index of each row's first token, and the number of tokens."""
-    return [0, *np.cumsum(step.query_lens).tolist()]
+class _Wanted(NamedTuple):
+    """Tokens of a step whose logits are sampled or scored, and where among them each stands."""
+
+    tokens: Int64  # indices into the step's tokens, ascending
+    drawn: list[int]  # place in `tokens` of each sample's last token
+    scored: list[int]  # and of the first token of each prompt score
+
+    @classmethod
+    def of(cls, step: Step) -> _Wanted:
+        ends = np.cumsum(step.query_lens, dtype=np.int64)
+        drawn = ends[[sample.row for sample in step.samples]] - 1
+        firsts = [int(ends[score.row] - step.query_lens[score.row]) for score in step.prompt_scores]
+        scored = [
+            np.arange(first, first + len(score.targets))
+            for score, first in zip(step.prompt_scores, firsts, strict=True)
+        ]
+        tokens = np.unique(np.concatenate([drawn, *scored]))
+        return cls(
+            tokens,
+            np.searchsorted(tokens, drawn).tolist(),
+            np.searchsorted(tokens, firsts).tolist(),
+        )
 
 
-def _last_tokens(step: Step) -> list[int]:
-    """For each sample the index of its row's last token."""
-    starts = _starts(step)
-    return [starts[sample.row + 1] - 1 for sample in step.samples]
-
-
-def _scored_tokens(step: Step) -> Iterator[int]:
-    starts = _starts(step)
-    for score in step.prompt_scores:
-        yield from range(starts[score.row], starts[score.row] + len(score.targets))
-
-
-def _score_prompt(
-    step: Step, score: PromptScore, logits: torch.Tensor, index: dict[int, int]
-) -> tuple[Scored, ...]:
-    first = index[_starts(step)[score.row]] if len(score.targets) else 0
+def _score_prompt(score: PromptScore, logits: torch.Tensor, first: int) -> tuple[Scored, ...]:
+    """first: row of the logits that belongs to the first target."""
     host: Float32 = logits.cpu().numpy()
     entries: list[Scored] = []
     for start in range(0, len(score.targets), _SCORE_ROWS):
@@ -148,29 +163,3 @@ def _score_prompt(
             score_token(row, token, score.top) for row, token in zip(rows, targets, strict=True)
         ]
     return tuple(entries)
-
-
-def _result(
-    step: Step,
-    draws: list[Draw],
-    scores: tuple[tuple[Scored, ...], ...],
-    duration: float,
-    shared_spans: int,
-) -> Result:
-    drawn = [draw for draw in draws if draw.error is None]
-    counts = [draw.error is None for draw in draws]
-    return Result(
-        tokens=np.array([draw.token for draw in drawn], np.int32),
-        indptr=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
-        parents=np.array([sample.row for sample in step.samples], np.int32),
-        logprobs=tuple(draw.logprobs for draw in drawn),
-        prompt_logprobs=scores,
-        complete=tuple(i for i, draw in enumerate(draws) if draw.complete),
-        errors={
-            sample.row: draw.error
-            for sample, draw in zip(step.samples, draws, strict=True)
-            if draw.error is not None
-        },
-        duration=duration,
-        shared_spans=shared_spans,
-    )

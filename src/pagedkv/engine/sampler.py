@@ -14,24 +14,21 @@ Symbols: V vocabulary size, m samples.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from pagedkv.engine.filters import Float64, choose
 from pagedkv.engine.grammar import Bool, Grammars
 from pagedkv.errors import GrammarError
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.step import Float32, Int32, Sample, TokenLogprobs
 
-Float64 = npt.NDArray[np.float64]
-
 _KEY_MASK = 2**64 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(NamedTuple):
     """The outcome of one Sample: a token, or why there is none (`error`).
 
     complete: the output's form allows nothing after the token.
@@ -68,15 +65,17 @@ def draw_all(
     if grammars is not None:
         grammars.begin()
     host = logits.cpu().numpy()
+    # The first of the largest logits; NaN, if there is one, counts as the largest.
+    best = np.array([host[row].argmax() for row in rows])
+    largest = host[rows, best]
+    each = zip(rows, samples, best.tolist(), np.isfinite(largest).tolist(), strict=True)
     draws = []
-    for row, sample in zip(rows, samples, strict=True):
-        # The first of the largest logits; NaN, if there is one, counts as the largest.
-        best = int(host[row].argmax())
-        if not np.isfinite(host[row, best]):
-            why = f"the model gave no finite logits (largest: {host[row, best]})"
+    for i, (row, sample, token, finite) in enumerate(each):
+        if not finite:
+            why = f"the model gave no finite logits (largest: {largest[i]})"
             draws.append(Draw(error=why))
         elif _is_plain_greedy(sample):
-            draws.append(Draw(token=best))
+            draws.append(Draw(token))
         elif sample.params.structured_outputs is not None:
             draws.append(_draw_constrained(host[row], sample, grammars))
         else:
@@ -92,7 +91,7 @@ def _draw_constrained(logits: Float32, sample: Sample, grammars: Grammars | None
         constraint = grammars.constraint(sample)
         drawn = draw(logits, sample, constraint.allowed)
         if drawn.error is None:
-            drawn = replace(drawn, complete=grammars.advance(constraint, drawn.token))
+            drawn = drawn._replace(complete=grammars.advance(constraint, drawn.token))
     except GrammarError as error:
         return Draw(error=str(error))
     return drawn
@@ -104,14 +103,14 @@ def draw(logits: Float32, sample: Sample, allowed: Bool | None = None) -> Draw:
     allowed: bool [V], the tokens that may be drawn at all; None: each of them.
     """
     params = sample.params
-    scores = _adjust(logits, sample, allowed)
+    plain = allowed is None and _is_plain(sample)
+    scores = logits if plain else _adjust(logits, sample, allowed)
     if not np.isfinite(scores.max()):
         return Draw(error="every token of the vocabulary is forbidden at this position")
     if params.greedy:
         token = int(scores.argmax())
     else:
-        ids, weights = _filter(scores, params)
-        token = _pick(ids, weights, uniform(sample.key, sample.position))
+        token = choose(scores, params, uniform(sample.key, sample.position))
     wanted = params.logprobs
     return Draw(token, None if wanted is None else score_token(log_softmax(logits), token, wanted))
 
@@ -139,14 +138,17 @@ def score_token(logprobs: Float32, token: int, top: int) -> TokenLogprobs:
 
 
 def _is_plain_greedy(sample: Sample) -> bool:
+    return sample.params.greedy and sample.params.logprobs is None and _is_plain(sample)
+
+
+def _is_plain(sample: Sample) -> bool:
+    """Whether the token is drawn by the model's own logits."""
     params = sample.params
-    return (
-        params.greedy
-        and params.logprobs is None
-        and not params.logit_bias
-        and not params.has_penalties
-        and not sample.forbidden
-        and params.structured_outputs is None
+    return not (
+        params.logit_bias
+        or params.has_penalties
+        or sample.forbidden
+        or params.structured_outputs is not None
     )
 
 
@@ -179,43 +181,3 @@ def _penalise(
         )
     drawn, counts = np.unique(output, return_counts=True)
     scores[drawn] -= params.frequency_penalty * counts + params.presence_penalty
-
-
-def _filter(scores: Float64, params: SamplingParams) -> tuple[npt.NDArray[np.intp], Float64]:
-    """Token ids that stay, in ascending order, and their weights (not normalised)."""
-    with np.errstate(over="ignore"):  # what is infinitely far behind has no weight
-        scaled = (scores - scores.max()) / params.temperature  # <= 0, so exp cannot overflow
-    ids = np.flatnonzero(scaled > -np.inf)
-    scaled = scaled[ids]
-    if params.min_p > 0.0:
-        keep = scaled >= np.log(params.min_p)
-        ids, scaled = ids[keep], scaled[keep]
-    if 0 < params.top_k < len(ids):
-        kth = len(ids) - params.top_k
-        keep = scaled >= np.partition(scaled, kth)[kth]  # equals of the k-th stay too
-        ids, scaled = ids[keep], scaled[keep]
-    weights = np.exp(scaled)
-    if params.top_p < 1.0:
-        keep = _nucleus(weights, params.top_p)
-        ids, weights = ids[keep], weights[keep]
-    return ids, weights
-
-
-def _nucleus(weights: Float64, top_p: float) -> npt.NDArray[np.intp]:
-    """Indices, ascending, of the fewest most likely tokens whose probabilities reach top_p."""
-    probs = weights / weights.sum()
-    # All tokens below (1 - p) / n together weigh less than 1 - p, so none of them is in the
-    # nucleus; what is left is short enough to sort.
-    likely = np.flatnonzero(probs >= (1.0 - top_p) / len(probs))
-    order = likely[np.argsort(-probs[likely], kind="stable")]
-    size = int(np.searchsorted(np.cumsum(probs[order]), top_p)) + 1
-    return np.sort(order[:size])
-
-
-def _pick(ids: npt.NDArray[np.intp], weights: Float64, u: float) -> int:
-    """Inverse of the cumulative distribution at u in [0, 1)."""
-    total = np.cumsum(weights)
-    at = int(np.searchsorted(total, u * total[-1], side="right"))
-    # u * total may round up to total; the answer is then the last token that has any weight.
-    last = int(np.searchsorted(total, total[-1]))
-    return int(ids[min(at, last)])

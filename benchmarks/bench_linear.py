@@ -57,10 +57,10 @@ def fast(seconds: list[float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dtype", choices=["float32", "bfloat16"])
-    parser.add_argument("--isa", choices=import_native().available_linear_isas())
+    parser.add_argument("--isa", choices=import_native().available_isas())
     options = parser.parse_args()
     native = import_native()
-    isa = options.isa or native.available_linear_isas()[-1]
+    isa = options.isa or native.available_isas()[-1]
     print(f"isa {isa}, {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}")
     print_calibration()
     for name in [options.dtype] if options.dtype else ["float32", "bfloat16"]:

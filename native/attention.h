@@ -100,6 +100,11 @@ struct Tokens {
   std::byte* data;
   int64_t token_stride;
   int64_t head_stride;
+
+  // `size`: bytes of an element.
+  std::byte* row(int64_t token, int64_t head, int64_t size) const {
+    return data + (token * token_stride + head * head_stride) * size;
+  }
 };
 
 // Scratch for the threads of a run and for the states of parts. Grows with the plans, never in `run`.
@@ -138,8 +143,13 @@ class Attention {
 
  private:
   struct Scratch;
-  void attend(const Plan& plan, const Item& item, int64_t layer, Tokens q, Tokens out,
-              Scratch& scratch) const;
+  void find(const Plan& plan, int64_t row, int64_t layer, int64_t head, int64_t span,
+            int64_t last_position, SpanGroups& groups) const;
+  void pack(const Plan& plan, int64_t row, int64_t layer, int64_t head, int64_t span,
+            int64_t last_position, Scratch& scratch, SpanGroups& groups) const;
+  // `after`: what is likely to be attended to next, or nullptr.
+  void attend(const Plan& plan, const Item& item, const Item* after, int64_t layer, Tokens q,
+              Tokens out, Scratch& scratch) const;
   void take_up(const Plan& plan, const Item& item, Scratch& scratch) const;
   void put_down(const Plan& plan, const Item& item, int64_t span, int first,
                 Scratch& scratch) const;

@@ -6,12 +6,13 @@ namespace pagedkv {
 namespace {
 
 // To add an instruction set: a kernels_*.cpp, its flags in CMakeLists.txt, and a row here.
-template <typename Table>
 struct Isa {
   const char* name;
   bool (*runs_here)();
-  const Table* float32;
-  const Table* bfloat16;
+  const Kernels* float32;
+  const Kernels* bfloat16;
+  const LinearKernels* linear_float32;
+  const LinearKernels* linear_bfloat16;
 };
 
 bool anywhere() { return true; }
@@ -29,42 +30,23 @@ bool has_avx512() {
 bool has_avx512bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 #endif
 
-const Isa<Kernels> kIsas[] = {
-    {"scalar", anywhere, &kScalarFloat32, &kScalarBfloat16},
+const Isa kIsas[] = {
+    {"scalar", anywhere, &kScalarFloat32, &kScalarBfloat16, &kScalarLinearFloat32,
+     &kScalarLinearBfloat16},
 #if defined(PAGEDKV_HAVE_AVX2)
-    {"avx2", has_avx2, &kAvx2Float32, &kAvx2Bfloat16},
+    {"avx2", has_avx2, &kAvx2Float32, &kAvx2Bfloat16, &kAvx2LinearFloat32, &kAvx2LinearBfloat16},
 #endif
 #if defined(PAGEDKV_HAVE_AVX512)
-    {"avx512", has_avx512, &kAvx512Float32, &kAvx512Bfloat16},
+    {"avx512", has_avx512, &kAvx512Float32, &kAvx512Bfloat16, &kAvx512LinearFloat32,
+     &kAvx512LinearBfloat16},
+    {"avx512bf16", has_avx512bf16, &kAvx512Float32, &kAvx512Bf16Bfloat16, &kAvx512LinearFloat32,
+     &kAvx512Bf16LinearBfloat16},
 #endif
 };
 
-const Isa<LinearKernels> kLinearIsas[] = {
-    {"scalar", anywhere, &kScalarLinearFloat32, &kScalarLinearBfloat16},
-#if defined(PAGEDKV_HAVE_AVX2)
-    {"avx2", has_avx2, &kAvx2LinearFloat32, &kAvx2LinearBfloat16},
-#endif
-#if defined(PAGEDKV_HAVE_AVX512)
-    {"avx512", has_avx512, &kAvx512LinearFloat32, &kAvx512LinearBfloat16},
-    {"avx512bf16", has_avx512bf16, &kAvx512LinearFloat32, &kAvx512Bf16LinearBfloat16},
-#endif
-};
-
-template <typename Table, std::size_t N>
-std::vector<std::string> names_of(const Isa<Table> (&isas)[N]) {
-  std::vector<std::string> names;
-  for (const Isa<Table>& isa : isas) {
-    if (isa.runs_here()) names.push_back(isa.name);
-  }
-  return names;
-}
-
-template <typename Table, std::size_t N>
-const Table& table_for(const Isa<Table> (&isas)[N], const std::string& name, DType dtype) {
-  for (const Isa<Table>& isa : isas) {
-    if (isa.name == name && isa.runs_here()) {
-      return dtype == DType::kFloat32 ? *isa.float32 : *isa.bfloat16;
-    }
+const Isa& isa_named(const std::string& name) {
+  for (const Isa& isa : kIsas) {
+    if (isa.name == name && isa.runs_here()) return isa;
   }
   throw std::invalid_argument("isa '" + name + "' is not available in this build on this machine");
 }
@@ -86,16 +68,22 @@ std::map<std::string, bool> cpu_features() {
 #endif
 }
 
-std::vector<std::string> available_isas() { return names_of(kIsas); }
-
-std::vector<std::string> available_linear_isas() { return names_of(kLinearIsas); }
-
-const Kernels& kernels_for(const std::string& isa, DType dtype) {
-  return table_for(kIsas, isa, dtype);
+std::vector<std::string> available_isas() {
+  std::vector<std::string> names;
+  for (const Isa& isa : kIsas) {
+    if (isa.runs_here()) names.push_back(isa.name);
+  }
+  return names;
 }
 
-const LinearKernels& linear_kernels_for(const std::string& isa, DType dtype) {
-  return table_for(kLinearIsas, isa, dtype);
+const Kernels& kernels_for(const std::string& name, DType dtype) {
+  const Isa& isa = isa_named(name);
+  return dtype == DType::kFloat32 ? *isa.float32 : *isa.bfloat16;
+}
+
+const LinearKernels& linear_kernels_for(const std::string& name, DType dtype) {
+  const Isa& isa = isa_named(name);
+  return dtype == DType::kFloat32 ? *isa.linear_float32 : *isa.linear_bfloat16;
 }
 
 }  // namespace pagedkv

@@ -12,10 +12,8 @@ namespace pagedkv {
 // What processor and operating system offer, by the name of the feature.
 std::map<std::string, bool> cpu_features();
 
-// Instruction sets that this build has and this machine runs, slowest first: of attention and
-// activations, and of linear layers.
+// Instruction sets that this build has and this machine runs, slowest first.
 std::vector<std::string> available_isas();
-std::vector<std::string> available_linear_isas();
 
 // Throw std::invalid_argument for a name that is not among those.
 const Kernels& kernels_for(const std::string& isa, DType dtype);

@@ -14,40 +14,51 @@ namespace pagedkv {
 // Softmax is accumulated span by span: kSpan absolute positions, starting at multiples of kSpan,
 // each on its own, merged in order. Part of the numerical contract: it fixes the result's bits.
 constexpr int kSpan = 128;
+constexpr int kSpanGroups = kSpan / kGroup;
 // Query vectors (a position and a head) that one call works on.
 constexpr int kTile = 48;
-// Row pointers of a span are padded to a multiple of this with a valid pointer.
-constexpr int kKeyGroup = 8;
-// Query vectors whose scores are kept at a time, at most.
-constexpr int kScoreRows = 6;
+// Rows (query vectors, or rows of a linear layer) that share the loads of what is packed, at most.
+constexpr int kTileRows = 12;
+// Scores of a vector, padded so that vectors do not meet in the same lines of the cache.
+constexpr int kScoreStride = kSpan + 16;
+
+// A state's weighted values: head_dim padded to whole registers of any instruction set.
+constexpr int64_t padded_state(int64_t head_dim) { return round_up(head_dim, kGroup); }
+
+// Where the packed groups of one span's positions lie (layout.h).
+struct SpanGroups {
+  const std::byte* keys[kSpanGroups];
+  const std::byte* values[kSpanGroups];
+  int count = 0;  // that are valid
+};
 
 // One span of positions for a tile of query vectors of one K/V head.
-// Vector i sees the span's first limits[i] keys; limits ascend, and are >= 1 from `first` on.
+// Vector i sees the span's first limits[i] positions; limits ascend, and are >= 1 from `first` on.
 struct SpanTask {
-  const void* const* keys;  // [round_up(limits[count - 1], kKeyGroup)] rows of padded_dim
-  const void* const* values;
-  const void* const* next_keys;  // rows that the next span will read, to be fetched meanwhile
-  int num_next;
-  const float* queries;  // [count, padded_dim], scaled
-  const int32_t* limits;  // [count]
+  const SpanGroups* span;  // at least those that the last vector sees
+  const SpanGroups* next;  // whose keys will be read next, to be fetched meanwhile
+  const std::byte* queries;  // [count, padded_dim * 4 bytes], as load_query leaves them
+  float scale;               // of the scores, times log2(e)
+  const int32_t* limits;     // [count]
   int first;
   int count;
   int padded_dim;
-  float* scores;      // scratch [kScoreRows, kSpan]
-  float* converted;   // scratch [2, kSpan, padded_dim], aligned to 64 bytes
-  // State of each vector, merged into: maximum, sum of weights, weighted values.
+  float* scores;  // scratch [kTileRows, kScoreStride], aligned to 64 bytes
+  // State of each vector, merged into: maximum (of base-2 exponents), sum of weights, weighted
+  // values.
   float* maximum;      // [count]
   float* sum;          // [count]
-  float* accumulated;  // [count, padded_dim]
+  float* accumulated;  // [count, padded_state]
 };
 
 struct Kernels {
-  void (*load_query)(const void* query, float scale, int dim, int padded_dim, float* out);
+  // Leaves a query as attend_span wants it, in 4 bytes an element; what pads it is zero.
+  void (*load_query)(const std::byte* query, int dim, int padded_dim, std::byte* out);
   void (*attend_span)(const SpanTask& task);
   // Merges the state of a later span into the state of the earlier ones.
-  void (*merge)(int padded_dim, float from_maximum, float from_sum, const float* from,
+  void (*merge)(int padded_state, float from_maximum, float from_sum, const float* from,
                 float* maximum, float* sum, float* accumulated);
-  void (*store_output)(const float* accumulated, float sum, int dim, void* out);
+  void (*store_output)(const float* accumulated, float sum, int dim, std::byte* out);
   void (*silu_mul)(const void* gate, const void* up, int64_t count, void* out);
 };
 
@@ -55,9 +66,8 @@ struct Kernels {
 constexpr int kPanel = 32;
 // Bytes of a panel for one step over k: one k in float32, two in bfloat16.
 constexpr int kStepBytes = 4 * kPanel;
-// Steps that one call of `multiply` takes at most, and rows of a tile: what a tile has room for.
+// Steps that one call of `multiply` takes at most: what a tile has room for.
 constexpr int kTileSteps = 256;
-constexpr int kTileRows = 12;
 // Values of a tile's row, padded so that rows do not meet in the same lines of the cache.
 constexpr int kTileStride = kTileSteps + 16;
 constexpr int kTileBytes = kTileRows * kTileStride * 8;
@@ -89,6 +99,7 @@ extern const Kernels kAvx512Float32;
 extern const Kernels kAvx512Bfloat16;
 extern const LinearKernels kAvx512LinearFloat32;
 extern const LinearKernels kAvx512LinearBfloat16;
+extern const Kernels kAvx512Bf16Bfloat16;
 extern const LinearKernels kAvx512Bf16LinearBfloat16;
 #endif
 

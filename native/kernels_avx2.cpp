@@ -4,8 +4,8 @@
 #include "linear.inl"
 
 namespace pagedkv {
-const Kernels kAvx2Float32 = avx2::table<float>();
-const Kernels kAvx2Bfloat16 = avx2::table<avx2::bfloat16>();
+const Kernels kAvx2Float32 = avx2::table<avx2::Float32Step>();
+const Kernels kAvx2Bfloat16 = avx2::table<avx2::WidenedStep>();
 const LinearKernels kAvx2LinearFloat32 = avx2::linear_table<avx2::Float32Step>();
 const LinearKernels kAvx2LinearBfloat16 = avx2::linear_table<avx2::WidenedStep>();
 }  // namespace pagedkv

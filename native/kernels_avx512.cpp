@@ -1,8 +1,11 @@
-// The kernels for x86-64 with AVX-512 F, BW and VL: the bits of avx2, in more registers.
+// The kernels for x86-64 with AVX-512 F, BW and VL: the bits of avx2, in more and wider registers.
 #define PAGEDKV_ISA avx512
 #include "kernels.inl"
+#include "linear.inl"
 
 namespace pagedkv {
-const Kernels kAvx512Float32 = avx512::table<float>();
-const Kernels kAvx512Bfloat16 = avx512::table<avx512::bfloat16>();
+const Kernels kAvx512Float32 = avx512::table<avx512::Float32Step>();
+const Kernels kAvx512Bfloat16 = avx512::table<avx512::WidenedStep>();
+const LinearKernels kAvx512LinearFloat32 = avx512::linear_table<avx512::Float32Step>();
+const LinearKernels kAvx512LinearBfloat16 = avx512::linear_table<avx512::WidenedStep>();
 }  // namespace pagedkv

@@ -4,8 +4,8 @@
 #include "linear.inl"
 
 namespace pagedkv {
-const Kernels kScalarFloat32 = scalar::table<float>();
-const Kernels kScalarBfloat16 = scalar::table<scalar::bfloat16>();
+const Kernels kScalarFloat32 = scalar::table<scalar::Float32Step>();
+const Kernels kScalarBfloat16 = scalar::table<scalar::WidenedStep>();
 const LinearKernels kScalarLinearFloat32 = scalar::linear_table<scalar::Float32Step>();
 const LinearKernels kScalarLinearBfloat16 = scalar::linear_table<scalar::WidenedStep>();
 }  // namespace pagedkv

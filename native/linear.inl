@@ -5,75 +5,15 @@
 // How many rows or lanes share a loop, and where a chunk of k ends (the accumulators are put down
 // in float32 and taken up again), changes no bit.
 #include "kernels.h"
-#include "simd.h"
+#include "steps.inl"
 
 namespace pagedkv::PAGEDKV_ISA {
-
-#if defined(__AVX512F__)
-constexpr int kRegisters = 24;  // that accumulate
-constexpr int kMaxRows = 12;
-#elif defined(__AVX2__) && defined(__FMA__)
-constexpr int kRegisters = 12;
-constexpr int kMaxRows = 6;
-#else
-constexpr int kRegisters = 6;
-constexpr int kMaxRows = 3;
-#endif
 
 constexpr int kPanelVectors = kPanel / kWideLanes;
 // Bytes that weights are fetched ahead while few rows share them: the stream runs from panel to
 // panel, across the pages at which the hardware's own fetching stops.
 constexpr int kFetchAhead = 4096;
 constexpr int kFetchRows = 4;
-
-// A step takes one 4-byte value of each lane of the panel: one float32, or two bfloat16.
-struct Float32Step {
-  using Element = float;
-  using Value = float;  // of a tile, for one step of one row
-
-  static Wide accumulate(WideBits weights, Value x, Wide sum) {
-    return fma(reinterpret_cast<Wide>(weights), splat(x), sum);
-  }
-  static void load(const float* x, int count, Value* out) {
-    std::memcpy(out, x, count * sizeof(float));
-  }
-};
-
-// Two bfloat16, widened (exact), the even k first.
-struct WidenedStep {
-  using Element = bfloat16;
-  struct Value {
-    float even, odd;
-  };
-
-  static Wide accumulate(WideBits weights, Value x, Wide sum) {
-    sum = fma(reinterpret_cast<Wide>(weights << 16), splat(x.even), sum);
-    return fma(reinterpret_cast<Wide>(weights & 0xffff0000u), splat(x.odd), sum);
-  }
-  static void load(const bfloat16* x, int count, Value* out) {
-    for (int k = 0; k + 1 < count; k += 2) out[k / 2] = {to_float(x[k]), to_float(x[k + 1])};
-    if (count % 2) out[count / 2] = {to_float(x[count - 1]), 0.0f};
-  }
-};
-
-#if defined(__AVX512BF16__)
-
-// Two bfloat16 by the processor's own dot product.
-struct PairStep {
-  using Element = bfloat16;
-  using Value = uint32_t;
-
-  static Wide accumulate(WideBits weights, Value x, Wide sum) {
-    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(weights),
-                            reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(x))));
-  }
-  static void load(const bfloat16* x, int count, Value* out) {
-    if (count % 2) out[count / 2] = 0;
-    std::memcpy(out, x, count * sizeof(bfloat16));
-  }
-};
-
-#endif
 
 // M rows by V vectors of a panel.
 template <typename Step, int M, int V>

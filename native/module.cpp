@@ -39,6 +39,12 @@ DType dtype_of(const Tensor& tensor, const char* name) {
   refuse(std::string(name) + " must be float32 or bfloat16");
 }
 
+DType dtype_named(const std::string& name) {
+  if (name == "float32") return DType::kFloat32;
+  if (name == "bfloat16") return DType::kBfloat16;
+  refuse("dtype='" + name + "' must be 'float32' or 'bfloat16'");
+}
+
 std::byte* bytes_of(const Tensor& tensor) { return static_cast<std::byte*>(tensor.data()); }
 
 template <typename T, typename... Constraints>
@@ -69,10 +75,15 @@ void require_contiguous(const Tensor& tensor, const char* name) {
 // The store as Python sees it: keeps the tensor alive that holds K and V.
 class PyStore {
  public:
-  PyStore(Tensor data, int64_t num_heads, int64_t head_dim, float scale, const std::string& isa)
-      : data_(data), attention_(make_store(data, head_dim), kernels_for(isa, dtype_of(data, "data")),
-                                num_heads, scale) {
-    if (num_heads < 1 || num_heads % attention_.shape().num_kv_heads) {
+  PyStore(Tensor memory, int64_t num_layers, int64_t num_blocks, int64_t block_size,
+          int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, const std::string& dtype,
+          float scale, const std::string& isa)
+      : memory_(memory),
+        attention_(make_store(memory, {num_layers, num_blocks + 1, num_kv_heads, block_size,
+                                       round_up(head_dim, kLanes), step_of(dtype_named(dtype))},
+                              head_dim, dtype_named(dtype)),
+                   kernels_for(isa, dtype_named(dtype)), num_heads, scale) {
+    if (num_heads < 1 || num_heads % num_kv_heads) {
       refuse("num_heads=" + std::to_string(num_heads) + " must be a multiple of num_kv_heads");
     }
   }
@@ -86,18 +97,19 @@ class PyStore {
   }
 
  private:
-  static Store make_store(const Tensor& data, int64_t head_dim) {
-    if (data.ndim() != 6 || data.shape(1) != 2) refuse("data must be [L, 2, N + 1, G, B, D]");
-    require_contiguous(data, "data");
-    const auto dim = [&data](size_t i) { return static_cast<int64_t>(data.shape(i)); };
-    if (head_dim < 1 || head_dim > kMaxHeadDim || dim(5) != round_up(head_dim, kLanes)) {
-      refuse("data's last dimension does not fit head_dim=" + std::to_string(head_dim));
+  static Store make_store(const Tensor& memory, const Layout& layout, int64_t head_dim,
+                          DType dtype) {
+    if (layout.num_layers < 1 || layout.num_blocks_and_null < 2 || layout.num_kv_heads < 1 ||
+        layout.block_size < 1 || head_dim < 1 || head_dim > kMaxHeadDim) {
+      refuse("a store has at least one layer, block, slot and head of 1 to " +
+             std::to_string(kMaxHeadDim));
     }
-    return {bytes_of(data), dtype_of(data, "data"), {dim(0), dim(2), dim(3), dim(4), dim(5)},
-            head_dim};
+    require_shape(memory, "memory", {layout.num_layers * layout.layer_stride() * size_of(dtype)});
+    if (memory.dtype() != nb::dtype<uint8_t>()) refuse("memory must be uint8");
+    return {bytes_of(memory), dtype, layout, head_dim};
   }
 
-  Tensor data_;
+  Tensor memory_;
   Attention attention_;
 };
 
@@ -173,12 +185,6 @@ void py_silu_mul(Tensor gate_up, Tensor out, const std::string& isa) {
   nb::gil_scoped_release release;
   silu_mul(kernels, dtype, {bytes_of(gate_up), gate_up.stride(0)},
            {bytes_of(out), out.stride(0)}, rows, width);
-}
-
-DType dtype_named(const std::string& name) {
-  if (name == "float32") return DType::kFloat32;
-  if (name == "bfloat16") return DType::kBfloat16;
-  refuse("dtype='" + name + "' must be 'float32' or 'bfloat16'");
 }
 
 // A matrix argument as rows, after its columns and type were checked against the weights'.
@@ -284,8 +290,10 @@ int count_threads() {
 }
 
 int64_t slot_offset(int64_t block, int64_t slot, int64_t head, int64_t num_kv_heads,
-                    int64_t block_size, int64_t padded_dim) {
-  return Layout{1, 1, num_kv_heads, block_size, padded_dim}.offset(block, slot, head);
+                    int64_t block_size, int64_t padded_dim, const std::string& dtype) {
+  const Layout layout{1, block + 1, num_kv_heads, block_size, padded_dim,
+                      step_of(dtype_named(dtype))};
+  return layout.key(0, block, slot, head).offset;
 }
 
 }  // namespace
@@ -297,8 +305,10 @@ NB_MODULE(_native, m) {
   m.doc() = "Paged attention on the CPU; see _native.pyi for the contract of each function.";
 
   nb::class_<PyStore>(m, "Store")
-      .def(nb::init<Tensor, int64_t, int64_t, float, const std::string&>(), "data"_a.noconvert(),
-           "num_heads"_a, "head_dim"_a, "scale"_a, "isa"_a)
+      .def(nb::init<Tensor, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
+                    const std::string&, float, const std::string&>(),
+           "memory"_a.noconvert(), "num_layers"_a, "num_blocks"_a, "block_size"_a, "num_heads"_a,
+           "num_kv_heads"_a, "head_dim"_a, "dtype"_a, "scale"_a, "isa"_a)
       .def("run", &run, "plan"_a, "layer"_a, "q"_a.noconvert(), "k"_a.noconvert(),
            "v"_a.noconvert(), "out"_a.noconvert())
       .def("copy_blocks", &py_copy_blocks, "copies"_a.noconvert())
@@ -328,12 +338,11 @@ NB_MODULE(_native, m) {
   m.def("silu_mul", &py_silu_mul, "gate_up"_a.noconvert(), "out"_a.noconvert(), "isa"_a);
   m.def("allocate", &allocate, "bytes"_a);
   m.def("slot_offset", &slot_offset, "block"_a, "slot"_a, "head"_a, "num_kv_heads"_a,
-        "block_size"_a, "padded_dim"_a);
+        "block_size"_a, "padded_dim"_a, "dtype"_a);
   m.def("padded_head_dim", [](int64_t head_dim) { return round_up(head_dim, kLanes); },
         "head_dim"_a);
   m.def("isa", [] { return available_isas().back(); });
   m.def("available_isas", &available_isas);
-  m.def("available_linear_isas", &available_linear_isas);
   m.def("cpu_features", &cpu_features);
   m.def("max_threads", &omp_get_max_threads);
   m.def("count_threads", &count_threads);

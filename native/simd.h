@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "layout.h"
+
 #if defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
 #endif
@@ -66,28 +68,13 @@ inline void store(bfloat16* p, Vec x) {
 
 inline Vec broadcast(float x) { return Vec{x, x, x, x, x, x, x, x}; }
 
-inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
-
 #if defined(__AVX2__) && defined(__FMA__)
 
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 
-// out[i] = sum of the lanes of x[i], all four by the same tree.
-inline void reduce4(const Vec* x, float* out) {
-  __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
-  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
-}
-
 #else
 
 inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
-
-inline void reduce4(const Vec* x, float* out) {
-  for (int i = 0; i < 4; ++i) {
-    out[i] = ((x[i][0] + x[i][1]) + (x[i][2] + x[i][3])) +
-             ((x[i][4] + x[i][5]) + (x[i][6] + x[i][7]));
-  }
-}
 
 #endif
 
@@ -118,40 +105,60 @@ inline Wide load_wide(const float* p) {
 
 inline void store_wide(float* p, Wide x) { std::memcpy(p, &x, sizeof x); }
 
-// out[d * stride + n] = in[n][d], 8 by 8.
-inline void transpose8(const Vec* in, float* out, int stride) {
-#if defined(__AVX2__)
-  __m256 a[8], b[8];
-  for (int i = 0; i < 8; i += 2) {
-    a[i] = _mm256_unpacklo_ps(in[i], in[i + 1]);
-    a[i + 1] = _mm256_unpackhi_ps(in[i], in[i + 1]);
-  }
-  for (int i = 0; i < 8; i += 4) {
-    b[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
-    b[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xee);
-    b[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
-    b[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xee);
-  }
-  for (int i = 0; i < 4; ++i) {
-    _mm256_storeu_ps(out + i * stride, _mm256_permute2f128_ps(b[i], b[i + 4], 0x20));
-    _mm256_storeu_ps(out + (i + 4) * stride, _mm256_permute2f128_ps(b[i], b[i + 4], 0x31));
-  }
-#else
-  for (int d = 0; d < 8; ++d) {
-    for (int n = 0; n < 8; ++n) out[d * stride + n] = in[n][d];
-  }
-#endif
+inline Wide larger(Wide a, Wide b) { return a > b ? a : b; }  // b where one is NaN
+
+// Lanes folded by one tree: what a group of kGroup lanes, in one register or in two, comes to.
+constexpr int kGroupVectors = kGroup / kWideLanes;
+
+struct Halves {
+  Vec low, high;
+};
+
+inline Halves halves(const Wide (&group)[kGroupVectors]) {
+  Halves out;
+  std::memcpy(&out, group, sizeof out);
+  return out;
 }
 
-inline float sum(Vec x) {
+inline float sum(const Wide (&group)[kGroupVectors]) {
+  const Halves half = halves(group);
+  const Vec x = half.low + half.high;
   return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
 }
 
-inline float maximum(Vec x) {
+inline float maximum(const Wide (&group)[kGroupVectors]) {
+  const Halves half = halves(group);
+  const Vec x = half.low > half.high ? half.low : half.high;
   float out = x[0];
   for (int i = 1; i < kLanes; ++i) out = x[i] > out ? x[i] : out;
   return out;
 }
+
+// Rounded to bfloat16: to nearest, ties to even; NaN stays NaN.
+inline Wide rounded(Wide x) {
+  const WideBits bits = reinterpret_cast<WideBits>(x);
+  const WideBits nearest = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
+  return x != x ? x : reinterpret_cast<Wide>(nearest);
+}
+
+// 2^x for x <= 0 within 2 ulp; 0 below -126.5, NaN for NaN. The polynomial of Cephes' exp2f
+// (Moshier), without branches, so that a lane's bits do not depend on where it stands.
+inline Wide exp2(Wide x) {
+  const Wide shift = splat(12582912.0f + 127.0f);  // adding 1.5 * 2^23 rounds to an integer
+  x = larger(splat(-127.0f), x);
+  const Wide biased = x + shift;  // its lowest bits are the exponent of the power of two
+  const Wide f = x - (biased - shift);
+  Wide p = splat(1.535336188319500e-4f);
+  p = fma(p, f, splat(1.339887440266574e-3f));
+  p = fma(p, f, splat(9.618437357674640e-3f));
+  p = fma(p, f, splat(5.550332471162809e-2f));
+  p = fma(p, f, splat(2.402264791363012e-1f));
+  p = fma(p, f, splat(6.931472028550421e-1f));
+  p = fma(p, f, splat(1.0f));
+  return p * reinterpret_cast<Wide>(reinterpret_cast<WideBits>(biased) << 23);
+}
+
+inline float exp2(float x) { return exp2(splat(x))[0]; }
 
 // e^x within 2 ulp; 0 below -87, limited to e^88 above, NaN for NaN. Cody-Waite reduction and the
 // polynomial of Cephes' expf (Moshier), without branches, so that a lane's bits do not depend on

@@ -1,4 +1,4 @@
-// The K/V store: memory owned by the caller, its layout, and the moves of whole blocks.
+// The K/V store: memory owned by the caller, its layout, and the moves of rows and whole blocks.
 #pragma once
 
 #include <cstddef>
@@ -14,10 +14,10 @@ struct Store {
   Layout layout;
   int64_t head_dim;
 
-  std::byte* at(int64_t layer, int64_t value, int64_t block, int64_t slot, int64_t head) const {
-    const int64_t element = layout.plane(layer, value) + layout.offset(block, slot, head);
-    return data + element * size_of(dtype);
-  }
+  std::byte* at(int64_t element) const { return data + element * size_of(dtype); }
+  // The rows of a slot, head_dim elements each: from and to contiguous memory.
+  void put(RowPlace place, const std::byte* row) const;
+  void get(RowPlace place, std::byte* row) const;
 };
 
 // copies: int64 [count, 3], rows (source, destination, filled slots); every layer, K and V.

@@ -15,8 +15,25 @@ Tensor = object  # torch.Tensor or a DLPack capsule of one
 
 class Store:
     def __init__(
-        self, data: Tensor, num_heads: int, head_dim: int, scale: float, isa: str
-    ) -> None: ...
+        self,
+        memory: Tensor,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: str,
+        scale: float,
+        isa: str,
+    ) -> None:
+        """K/V of num_blocks blocks and the null block in `memory`, which is kept alive.
+
+        memory: uint8 [2 * L * (num_blocks + 1) * B * G * padded_head_dim * size of dtype], zeroed.
+        ValueError for another size, a dtype that is neither "float32" nor "bfloat16", or an isa
+        that is not one of available_isas().
+        """
+
     def run(
         self,
         plan: Plan,
@@ -83,7 +100,7 @@ class Linear:
     """x -> x W^T + bias; shares the weight, copies the bias (float32 [rows])."""
 
     def __init__(self, weight: PackedMatrix, bias: Tensor | None, isa: str) -> None:
-        """`isa` is one of available_linear_isas(), else ValueError."""
+        """`isa` is one of available_isas(), else ValueError."""
 
     def run(self, x: Tensor, out: Tensor) -> None:
         """[T, columns] -> out [T, rows], the caller's; both in the weight's dtype, T may be 0.
@@ -93,9 +110,6 @@ class Linear:
         only. ValueError for other shapes, dtypes or strides.
         """
 
-def available_linear_isas() -> list[str]:
-    """As available_isas(), for Linear: "scalar", "avx2", "avx512", "avx512bf16"."""
-
 def allocate(bytes: int) -> torch.Tensor:
     """Zeroed uint8 [bytes], taken from the system on first touch, in huge pages where possible.
 
@@ -103,9 +117,15 @@ def allocate(bytes: int) -> torch.Tensor:
     """
 
 def slot_offset(
-    block: int, slot: int, head: int, num_kv_heads: int, block_size: int, padded_dim: int
+    block: int,
+    slot: int,
+    head: int,
+    num_kv_heads: int,
+    block_size: int,
+    padded_dim: int,
+    dtype: str,
 ) -> int:
-    """Element offset of a slot within one layer's K (or V): the kernels' own index function."""
+    """Offset in its layer of the first element of a slot's key: the kernels' own index function."""
 
 def padded_head_dim(head_dim: int) -> int:
     """Elements that the store keeps for a head of `head_dim`."""

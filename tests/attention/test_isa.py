@@ -23,6 +23,7 @@ def test_illegal_instruction_the_path_is_one_that_this_machine_has() -> None:
     features = native.cpu_features()
     assert ("avx2" not in available) or (features["avx2"] and features["fma"])
     assert ("avx512" not in available) or (features["avx512f"] and features["avx512vl"])
+    assert ("avx512bf16" not in available) or features["avx512bf16"]
     backend = make_backend("native", spec_of())
     assert isinstance(backend, NativeBackend) and backend.isa == native.isa()
 
@@ -51,6 +52,9 @@ def test_wider_registers_change_no_bit(
     narrow = attend(make_backend("native", case.spec, isa="avx2"), case)
     wide = attend(make_backend("native", case.spec, isa="avx512"), case)
     assert narrow.abs().max() > 0.1 and torch.equal(narrow, wide)
+    # Pairs of bfloat16 have an instruction of their own, and bits of their own; float32 has none.
+    best = attend(make_backend("native", case.spec), case)
+    assert dtype == torch.bfloat16 or torch.equal(best, wide)
 
 
 def test_illegal_instruction_what_is_missing_is_named_before_anything_runs() -> None:

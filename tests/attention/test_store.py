@@ -110,11 +110,11 @@ def test_ids_and_buffers_that_do_not_fit_are_refused(name: str) -> None:
 
 def test_address_of_a_slot_does_not_wrap_at_32_bits() -> None:
     """block_id * stride in 32 bits wraps for big pools (vllm#50427, #1486, vllm PR#47671)."""
-    block, stride = 2**20, 2**13  # elements of a block: 4 heads * 16 slots * 128
+    block, stride = 2**20, 2**14  # elements of a block: K and V of 4 heads * 16 slots * 128
     offset = import_native().slot_offset(
-        block, slot=3, head=2, num_kv_heads=4, block_size=16, padded_dim=128
+        block, slot=3, head=2, num_kv_heads=4, block_size=16, padded_dim=128, dtype="bfloat16"
     )
-    assert offset == block * stride + (2 * 16 + 3) * 128
+    assert offset == block * stride + 2 * 2 * 16 * 128 + 3 * 2
     table = np.array([2**31 - 1], np.int32)
     slots = position_slots(table, np.array([5]), block_size=16)
     assert slots.tolist() == [(2**31 - 1) * 16 + 5]

@@ -13,7 +13,7 @@ from pagedkv.models.packed import PackedMatrix
 
 NATIVE = import_native()
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-ISAS = pytest.mark.parametrize("isa", NATIVE.available_linear_isas())
+ISAS = pytest.mark.parametrize("isa", NATIVE.available_isas())
 SHAPES = [(1, 1), (7, 63), (63, 7), (577, 33), (576, 960), (1536, 64), (3, 577)]  # K, N
 
 
@@ -92,7 +92,7 @@ def test_memory_around_the_result_is_left_alone(dtype) -> None:
     matrix = NATIVE.PackedMatrix(37, 5, str(dtype).removeprefix("torch."))
     matrix.write_rows(0, random(37, 5, dtype=dtype))
     around = torch.full((16, 50), 7.0, dtype=dtype)
-    kernel = NATIVE.Linear(matrix, None, NATIVE.available_linear_isas()[-1])
+    kernel = NATIVE.Linear(matrix, None, NATIVE.available_isas()[-1])
     kernel.run(random(14, 5, dtype=dtype, seed=1), around[1:15, 6:43])
     inside = torch.zeros(16, 50, dtype=torch.bool)
     inside[1:15, 6:43] = True

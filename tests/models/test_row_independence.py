@@ -52,7 +52,7 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
 
 
 @DTYPES
-@pytest.mark.parametrize("isa", import_native().available_linear_isas())
+@pytest.mark.parametrize("isa", import_native().available_isas())
 @pytest.mark.parametrize(
     ("inputs", "outputs"), [(1, 1), (7, 63), (63, 7), (577, 33), (700, 65), (64, 577)]
 )

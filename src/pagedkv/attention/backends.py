@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pagedkv.attention.gather import GatherBackend
 from pagedkv.attention.interface import AttentionBackend, KVSpec
-from pagedkv.attention.isa import ISA_VARIABLE, attention_isa, forced_isa
+from pagedkv.attention.isa import ISA_VARIABLE, chosen_isa, forced_isa
 from pagedkv.attention.native import NativeBackend, import_native
+from pagedkv.attention.native import stored_block_bytes as native_block_bytes
 from pagedkv.attention.reference import ReferenceBackend
 from pagedkv.errors import ConfigError
 
@@ -42,15 +41,13 @@ def choose_backend(name: str = "auto") -> tuple[str, str]:
 
 def backend_kernels(name: str) -> str:
     """Backend `name` of those that are available, and the instruction set of native's path."""
-    return f"native ({attention_isa(import_native())})" if name == "native" else name
+    return f"native ({chosen_isa(import_native())})" if name == "native" else name
 
 
 def stored_block_bytes(name: str, spec: KVSpec) -> int:
-    """Bytes of one block in the store of backend `name`: native pads heads to whole vectors."""
-    if choose_backend(name)[0] != "native":
-        return spec.block_bytes
-    padded_dim = import_native().padded_head_dim(spec.head_dim)
-    return replace(spec, head_dim=padded_dim).block_bytes
+    """Bytes of one block in the store of backend `name`."""
+    native = choose_backend(name)[0] == "native"
+    return native_block_bytes(spec) if native else spec.block_bytes
 
 
 def make_backend(

@@ -1,13 +1,12 @@
 """Which instruction set the native kernels run: this machine's best, or what PAGEDKV_ISA says.
 
 The variable is read here and nowhere else, and holds for attention, linear layers and activations
-alike. A family of kernels that has no path of that name takes its fastest one below it.
+alike.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from types import ModuleType
 
 from pagedkv.errors import ConfigError
@@ -33,25 +32,11 @@ def forced_isa(native: ModuleType) -> str | None:
 
 
 def available_isas(native: ModuleType) -> list[str]:
-    """Instruction sets that can be forced, slowest first: linear layers have a path for each."""
-    isas: list[str] = native.available_linear_isas()
+    """Instruction sets that can be forced, slowest first."""
+    isas: list[str] = native.available_isas()
     return isas
 
 
-def attention_isa(native: ModuleType) -> str:
-    """The path of attention and activations. ConfigError as forced_isa."""
-    return _path(native, native.available_isas())
-
-
-def linear_isa(native: ModuleType) -> str:
-    """The path of linear layers. ConfigError as forced_isa."""
-    return _path(native, native.available_linear_isas())
-
-
-def _path(native: ModuleType, family: Sequence[str]) -> str:
-    forced = forced_isa(native)
-    if forced is None:
-        return family[-1]
-    known = available_isas(native)
-    allowed = known[: known.index(forced) + 1]
-    return [name for name in family if name in allowed][-1]
+def chosen_isa(native: ModuleType) -> str:
+    """The path of the native kernels. ConfigError as forced_isa."""
+    return forced_isa(native) or available_isas(native)[-1]

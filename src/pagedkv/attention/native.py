@@ -6,8 +6,7 @@ imported first, always.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -29,7 +28,7 @@ from pagedkv.attention.batch import (
     softmax_scale,
 )
 from pagedkv.attention.interface import AttentionBatch, KVSpec, Plan
-from pagedkv.attention.isa import attention_isa
+from pagedkv.attention.isa import chosen_isa
 from pagedkv.errors import ConfigError
 
 
@@ -39,6 +38,12 @@ def import_native() -> ModuleType:
 
     module: ModuleType = _native
     return module
+
+
+def stored_block_bytes(spec: KVSpec) -> int:
+    """Bytes of one block in the native store, which pads heads to whole vectors."""
+    padded_dim = import_native().padded_head_dim(spec.head_dim)
+    return replace(spec, head_dim=padded_dim).block_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ class NativePlan:
 
 
 class NativeBackend:
-    """K/V in [L, 2, num_blocks + 1, G, B, lanes(D)]: one head's slots of a block are contiguous.
+    """K/V packed as it is written, in the layout of native/layout.h; K beside V of a head's block.
 
     `isa` is one of the extension's available_isas(), or None for the best that this machine has,
     unless PAGEDKV_ISA forces one. The bits of a query row's result depend on q and on K, V of its
@@ -73,14 +78,19 @@ class NativeBackend:
         if isa is not None and isa not in available:
             raise ConfigError(f"isa={isa!r}: this machine and build have {available}")
         self.shared_spans = 0
-        self.isa: str = isa or attention_isa(self._native)
-        padded_dim = self._native.padded_head_dim(spec.head_dim)
-        blocks = (spec.num_blocks + 1, spec.num_kv_heads, spec.block_size, padded_dim)
-        shape = (spec.num_layers, 2, *blocks)
-        memory: torch.Tensor = self._native.allocate(math.prod(shape) * spec.dtype.itemsize)
-        data = memory.view(spec.dtype).view(shape)
+        self.isa: str = isa or chosen_isa(self._native)
+        memory = self._native.allocate(stored_block_bytes(spec) * (spec.num_blocks + 1))
         self._store = self._native.Store(
-            data, spec.num_heads, spec.head_dim, softmax_scale(spec, scale), self.isa
+            memory,
+            spec.num_layers,
+            spec.num_blocks,
+            spec.block_size,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            str(spec.dtype).removeprefix("torch."),
+            softmax_scale(spec, scale),
+            self.isa,
         )
 
     def plan(self, batch: AttentionBatch, *, share: bool = True) -> NativePlan:

@@ -8,7 +8,7 @@ from types import ModuleType
 import torch
 import torch.nn.functional as F
 
-from pagedkv.attention.isa import attention_isa
+from pagedkv.attention.isa import chosen_isa
 from pagedkv.attention.native import to_dlpack
 
 SiluMul = Callable[[torch.Tensor], torch.Tensor]
@@ -29,7 +29,7 @@ def _torch_silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def _native_silu_mul(native: ModuleType) -> SiluMul:
-    isa = attention_isa(native)
+    isa = chosen_isa(native)
 
     def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
         out = gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
-from pagedkv.attention.isa import linear_isa
+from pagedkv.attention.isa import chosen_isa
 from pagedkv.attention.native import to_dlpack
 from pagedkv.models.packed import PackedMatrix
 
@@ -53,7 +53,7 @@ class NativeLinear:
         self._kernel: Any = native.Linear(
             weight.data,
             None if bias is None else to_dlpack(bias.float().contiguous()),
-            isa or linear_isa(native),
+            isa or chosen_isa(native),
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -77,7 +77,7 @@ def make_linear(weight: Matrix, bias: torch.Tensor | None, native: ModuleType | 
 
 def linear_kernels(native: ModuleType | None) -> str:
     """Which kernels run the linear layers, for people: a path of native, or torch."""
-    return "torch" if native is None else f"native ({linear_isa(native)})"
+    return "torch" if native is None else f"native ({chosen_isa(native)})"
 
 
 def embed(weight: Matrix, tokens: torch.Tensor) -> torch.Tensor:

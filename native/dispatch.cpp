@@ -13,6 +13,8 @@ struct Isa {
   const Kernels* bfloat16;
   const LinearKernels* linear_float32;
   const LinearKernels* linear_bfloat16;
+  const RowKernels* rows_float32;
+  const RowKernels* rows_bfloat16;
 };
 
 bool anywhere() { return true; }
@@ -32,15 +34,16 @@ bool has_avx512bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf1
 
 const Isa kIsas[] = {
     {"scalar", anywhere, &kScalarFloat32, &kScalarBfloat16, &kScalarLinearFloat32,
-     &kScalarLinearBfloat16},
+     &kScalarLinearBfloat16, &kScalarRowsFloat32, &kScalarRowsBfloat16},
 #if defined(PAGEDKV_HAVE_AVX2)
-    {"avx2", has_avx2, &kAvx2Float32, &kAvx2Bfloat16, &kAvx2LinearFloat32, &kAvx2LinearBfloat16},
+    {"avx2", has_avx2, &kAvx2Float32, &kAvx2Bfloat16, &kAvx2LinearFloat32, &kAvx2LinearBfloat16,
+     &kAvx2RowsFloat32, &kAvx2RowsBfloat16},
 #endif
 #if defined(PAGEDKV_HAVE_AVX512)
     {"avx512", has_avx512, &kAvx512Float32, &kAvx512Bfloat16, &kAvx512LinearFloat32,
-     &kAvx512LinearBfloat16},
+     &kAvx512LinearBfloat16, &kAvx512RowsFloat32, &kAvx512RowsBfloat16},
     {"avx512bf16", has_avx512bf16, &kAvx512Float32, &kAvx512Bf16Bfloat16, &kAvx512LinearFloat32,
-     &kAvx512Bf16LinearBfloat16},
+     &kAvx512Bf16LinearBfloat16, &kAvx512RowsFloat32, &kAvx512RowsBfloat16},
 #endif
 };
 
@@ -84,6 +87,11 @@ const Kernels& kernels_for(const std::string& name, DType dtype) {
 const LinearKernels& linear_kernels_for(const std::string& name, DType dtype) {
   const Isa& isa = isa_named(name);
   return dtype == DType::kFloat32 ? *isa.linear_float32 : *isa.linear_bfloat16;
+}
+
+const RowKernels& row_kernels_for(const std::string& name, DType dtype) {
+  const Isa& isa = isa_named(name);
+  return dtype == DType::kFloat32 ? *isa.rows_float32 : *isa.rows_bfloat16;
 }
 
 }  // namespace pagedkv

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "rows.h"
 
 namespace pagedkv {
 
@@ -18,5 +19,6 @@ std::vector<std::string> available_isas();
 // Throw std::invalid_argument for a name that is not among those.
 const Kernels& kernels_for(const std::string& isa, DType dtype);
 const LinearKernels& linear_kernels_for(const std::string& isa, DType dtype);
+const RowKernels& row_kernels_for(const std::string& isa, DType dtype);
 
 }  // namespace pagedkv

@@ -59,7 +59,6 @@ struct Kernels {
   void (*merge)(int padded_state, float from_maximum, float from_sum, const float* from,
                 float* maximum, float* sum, float* accumulated);
   void (*store_output)(const float* accumulated, float sum, int dim, std::byte* out);
-  void (*silu_mul)(const void* gate, const void* up, int64_t count, void* out);
 };
 
 // Outputs of a panel of a packed matrix (linear.h).

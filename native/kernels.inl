@@ -270,28 +270,10 @@ void attend_span(const SpanTask& task) {
   }
 }
 
-inline Vec silu_mul(Vec gate, Vec up) { return gate / (1.0f + exp(-gate)) * up; }
-
-template <typename T>
-void silu_mul(const void* gate, const void* up, int64_t count, void* out) {
-  const T* g = static_cast<const T*>(gate);
-  const T* u = static_cast<const T*>(up);
-  T* o = static_cast<T*>(out);
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) store(o + i, silu_mul(load(g + i), load(u + i)));
-  if (i == count) return;
-  // The remainder goes through the same vector code: same bits as anywhere else.
-  T last_gate[kLanes] = {}, last_up[kLanes] = {}, last_out[kLanes];
-  std::memcpy(last_gate, g + i, (count - i) * sizeof(T));
-  std::memcpy(last_up, u + i, (count - i) * sizeof(T));
-  store(last_out, silu_mul(load(last_gate), load(last_up)));
-  std::memcpy(o + i, last_out, (count - i) * sizeof(T));
-}
-
 template <typename Step>
 constexpr Kernels table() {
   using T = typename Step::Element;
-  return {load_query<Step>, attend_span<Step>, merge, store_output<T>, silu_mul<T>};
+  return {load_query<Step>, attend_span<Step>, merge, store_output<T>};
 }
 
 }  // namespace pagedkv::PAGEDKV_ISA

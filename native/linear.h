@@ -4,10 +4,17 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "activation.h"
 #include "kernels.h"
 
 namespace pagedkv {
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// A row-major matrix with contiguous rows; `stride` in elements.
+struct Rows {
+  std::byte* data;
+  int64_t stride;
+};
 
 // W [N, K] in panels of kPanel outputs, step by step over k, so that a product reads its memory
 // once and in order: [ceil(N / kPanel), steps, kPanel] values of 4 bytes (one float32 or two
@@ -22,8 +29,8 @@ class PackedMatrix {
   int64_t rows() const { return rows_; }
   int64_t columns() const { return columns_; }
   DType dtype() const { return dtype_; }
-  int64_t panels() const { return (rows_ + kPanel - 1) / kPanel; }
-  int64_t steps() const { return (columns_ + columns_a_step() - 1) / columns_a_step(); }
+  int64_t panels() const { return ceil_div(rows_, kPanel); }
+  int64_t steps() const { return ceil_div(columns_, columns_a_step()); }
   int64_t columns_a_step() const { return kStepBytes / kPanel / size_of(dtype_); }
   int64_t panel_bytes() const { return steps() * kStepBytes; }
   std::size_t bytes() const { return static_cast<std::size_t>(panels() * panel_bytes()); }

@@ -1,6 +1,7 @@
 // The Python module pagedkv._native. Every function that may take long releases the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/function.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -14,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "activation.h"
 #include "attention.h"
+#include "decoder.h"
 #include "dispatch.h"
 #include "linear.h"
 #include "memory.h"
@@ -171,22 +172,6 @@ void py_write_blocks(PyStore& self, Array<int64_t, 1> ids, Tensor data) {
   write_blocks(self.store(), ids.data(), count, bytes_of(data));
 }
 
-void py_silu_mul(Tensor gate_up, Tensor out, const std::string& isa) {
-  const DType dtype = dtype_of(gate_up, "gate_up");
-  if (gate_up.ndim() != 2 || gate_up.shape(1) % 2) refuse("gate_up must be [T, 2 * I]");
-  const int64_t rows = static_cast<int64_t>(gate_up.shape(0));
-  const int64_t width = static_cast<int64_t>(gate_up.shape(1)) / 2;
-  require_shape(out, "out", {rows, width});
-  if (dtype_of(out, "out") != dtype) refuse("out must have gate_up's type");
-  if (width > 0 && (gate_up.stride(1) != 1 || (width > 1 && out.stride(1) != 1))) {
-    refuse("gate_up and out must be contiguous in their last dimension");
-  }
-  const Kernels& kernels = kernels_for(isa, dtype);
-  nb::gil_scoped_release release;
-  silu_mul(kernels, dtype, {bytes_of(gate_up), gate_up.stride(0)},
-           {bytes_of(out), out.stride(0)}, rows, width);
-}
-
 // A matrix argument as rows, after its columns and type were checked against the weights'.
 Rows rows_of(const Tensor& tensor, const char* name, int64_t columns, DType dtype) {
   if (tensor.ndim() != 2) {
@@ -267,6 +252,156 @@ class PyLinear {
   std::vector<float> bias_;
 };
 
+std::vector<float> floats_of(const Tensor& tensor, const char* name, int64_t count) {
+  require_shape(tensor, name, {count});
+  require_contiguous(tensor, name);
+  if (dtype_of(tensor, name) != DType::kFloat32) refuse(std::string(name) + " must be float32");
+  const float* values = reinterpret_cast<const float*>(bytes_of(tensor));
+  return std::vector<float>(values, values + count);
+}
+
+Projection projection_of(std::shared_ptr<PackedMatrix> weight, const std::optional<Tensor>& bias) {
+  Projection projection{std::move(weight), {}};
+  if (bias) {
+    projection.bias = floats_of(*bias, "bias", projection.weight->rows());
+    projection.bias.resize(round_up(projection.weight->rows(), kPanel));
+  }
+  return projection;
+}
+
+// A decoder as Python sees it: shares the matrices, copies norms and biases.
+class PyDecoder {
+ public:
+  PyDecoder(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float epsilon,
+            std::vector<LayerWeights> layers, Tensor norm, std::shared_ptr<PackedMatrix> head,
+            const std::string& isa)
+      : decoder_(config_of(num_heads, num_kv_heads, head_dim, epsilon, *head),
+                 checked(std::move(layers), num_heads, num_kv_heads, head_dim, *head),
+                 floats_of(norm, "norm", head->columns()), head,
+                 linear_kernels_for(isa, head->dtype()), row_kernels_for(isa, head->dtype()),
+                 row_kernels_for(isa, DType::kFloat32)) {}
+
+  void forward(PyStore& store, const Plan& plan, Tensor embedded, Tensor cos, Tensor sin,
+               Array<int64_t, 1> wanted, Tensor logits, std::optional<nb::callable> after_layer) {
+    const Decoder::Config& config = decoder_.config();
+    const Store& kv = store.store();
+    const int64_t tokens = static_cast<int64_t>(plan.slots().size());
+    const int64_t count = static_cast<int64_t>(wanted.size());
+    if (kv.dtype != decoder_.dtype() || kv.head_dim != config.head_dim ||
+        kv.layout.num_kv_heads != config.num_kv_heads ||
+        kv.layout.num_layers != decoder_.num_layers() ||
+        store.attention().shape().num_heads != config.num_heads) {
+      refuse("the store has other layers, heads or another type than the decoder");
+    }
+    StepInput input{rows_of(embedded, "embedded", config.hidden, decoder_.dtype()),
+                    angles_of(cos, "cos", tokens), angles_of(sin, "sin", tokens), wanted.data(),
+                    count, reinterpret_cast<float*>(bytes_of(logits))};
+    require_shape(embedded, "embedded", {tokens, config.hidden});
+    require_shape(logits, "logits", {count, decoder_.vocabulary()});
+    require_contiguous(logits, "logits");
+    if (dtype_of(logits, "logits") != DType::kFloat32) refuse("logits must be float32");
+    for (int64_t i = 0; i < count; ++i) {
+      if (wanted.data()[i] < 0 || wanted.data()[i] >= tokens) {
+        refuse("token " + std::to_string(wanted.data()[i]) + " is not one of " +
+               std::to_string(tokens));
+      }
+    }
+    Decoder::AfterLayer after;
+    if (after_layer) {
+      after = [&](int64_t layer, const Attended& attended) {
+        nb::gil_scoped_acquire acquire;
+        (*after_layer)(layer, view(attended.q, tokens, config.num_heads),
+                       view(attended.k, tokens, config.num_kv_heads),
+                       view(attended.v, tokens, config.num_kv_heads),
+                       view(attended.out, tokens, config.num_heads));
+      };
+    }
+    nb::gil_scoped_release release;
+    decoder_.forward(store.attention(), plan, input, after);
+  }
+
+ private:
+  static Decoder::Config config_of(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
+                                   float epsilon, const PackedMatrix& head) {
+    if (num_kv_heads < 1 || num_heads < 1 || num_heads % num_kv_heads || head_dim < 2 ||
+        head_dim % 2 || head_dim > kMaxHeadDim) {
+      refuse("the heads' numbers or their size cannot be");
+    }
+    return {head.columns(), num_heads, num_kv_heads, head_dim, epsilon};
+  }
+
+  static std::vector<LayerWeights> checked(std::vector<LayerWeights> layers, int64_t num_heads,
+                                           int64_t num_kv_heads, int64_t head_dim,
+                                           const PackedMatrix& head) {
+    const int64_t hidden = head.columns();
+    const auto check = [&](const Projection& projection, const char* name, int64_t rows,
+                           int64_t columns) {
+      const PackedMatrix& weight = *projection.weight;
+      if (weight.rows() != rows || weight.columns() != columns || weight.dtype() != head.dtype()) {
+        refuse(std::string(name) + " must be [" + std::to_string(rows) + ", " +
+               std::to_string(columns) + "] in the head's type");
+      }
+    };
+    for (const LayerWeights& layer : layers) {
+      const int64_t inner = layer.up.weight->rows();
+      check(layer.qkv, "qkv", (num_heads + 2 * num_kv_heads) * head_dim, hidden);
+      check(layer.output, "output", hidden, num_heads * head_dim);
+      check(layer.gate, "gate", inner, hidden);
+      check(layer.up, "up", inner, hidden);
+      check(layer.down, "down", hidden, inner);
+      for (const std::vector<float>* norm : {&layer.query_norm, &layer.key_norm}) {
+        if (!norm->empty() && static_cast<int64_t>(norm->size()) != head_dim) {
+          refuse("query_norm and key_norm must be [" + std::to_string(head_dim) + "]");
+        }
+      }
+    }
+    return layers;
+  }
+
+  const float* angles_of(const Tensor& tensor, const char* name, int64_t tokens) const {
+    require_shape(tensor, name, {tokens, decoder_.config().head_dim / 2});
+    require_contiguous(tensor, name);
+    if (dtype_of(tensor, name) != DType::kFloat32) refuse(std::string(name) + " must be float32");
+    return reinterpret_cast<const float*>(bytes_of(tensor));
+  }
+
+  // A tensor for as long as the call lasts.
+  nb::ndarray<nb::pytorch> view(const Tokens& rows, int64_t tokens, int64_t heads) const {
+    const nb::dlpack::dtype type = decoder_.dtype() == DType::kFloat32
+                                       ? nb::dtype<float>()
+                                       : nb::dlpack::dtype{static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat), 16, 1};
+    return nb::ndarray<nb::pytorch>(
+        rows.data,
+        {static_cast<size_t>(tokens), static_cast<size_t>(heads),
+         static_cast<size_t>(decoder_.config().head_dim)},
+        nb::handle(), {rows.token_stride, rows.head_stride, 1}, type);
+  }
+
+  Decoder decoder_;
+};
+
+void make_layer(LayerWeights* self, Tensor input_norm, std::shared_ptr<PackedMatrix> qkv,
+                std::shared_ptr<PackedMatrix> output, Tensor post_norm,
+                std::shared_ptr<PackedMatrix> gate, std::shared_ptr<PackedMatrix> up,
+                std::shared_ptr<PackedMatrix> down, std::optional<Tensor> qkv_bias,
+                std::optional<Tensor> output_bias, std::optional<Tensor> gate_bias,
+                std::optional<Tensor> up_bias, std::optional<Tensor> down_bias,
+                std::optional<Tensor> query_norm, std::optional<Tensor> key_norm) {
+  const int64_t hidden = qkv->columns();
+  const auto norm_of = [](const std::optional<Tensor>& norm, const char* name) {
+    return norm ? floats_of(*norm, name, static_cast<int64_t>(norm->size())) : std::vector<float>();
+  };
+  new (self) LayerWeights{floats_of(input_norm, "input_norm", hidden),
+                          floats_of(post_norm, "post_norm", hidden),
+                          norm_of(query_norm, "query_norm"),
+                          norm_of(key_norm, "key_norm"),
+                          projection_of(std::move(qkv), qkv_bias),
+                          projection_of(std::move(output), output_bias),
+                          projection_of(std::move(gate), gate_bias),
+                          projection_of(std::move(up), up_bias),
+                          projection_of(std::move(down), down_bias)};
+}
+
 struct Extent {
   std::byte* memory;
   size_t bytes;
@@ -335,7 +470,21 @@ NB_MODULE(_native, m) {
            "weight"_a, "bias"_a.noconvert().none(), "isa"_a)
       .def("run", &PyLinear::run, "x"_a.noconvert(), "out"_a.noconvert());
 
-  m.def("silu_mul", &py_silu_mul, "gate_up"_a.noconvert(), "out"_a.noconvert(), "isa"_a);
+  nb::class_<LayerWeights>(m, "LayerWeights")
+      .def("__init__", &make_layer,
+           nb::kw_only(), "input_norm"_a, "qkv"_a, "output"_a, "post_norm"_a, "gate"_a, "up"_a,
+           "down"_a, "qkv_bias"_a.none(), "output_bias"_a.none(), "gate_bias"_a.none(),
+           "up_bias"_a.none(), "down_bias"_a.none(), "query_norm"_a.none(), "key_norm"_a.none());
+
+  nb::class_<PyDecoder>(m, "Decoder")
+      .def(nb::init<int64_t, int64_t, int64_t, float, std::vector<LayerWeights>, Tensor,
+                    std::shared_ptr<PackedMatrix>, const std::string&>(),
+           nb::kw_only(), "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "epsilon"_a, "layers"_a,
+           "norm"_a, "head"_a, "isa"_a)
+      .def("forward", &PyDecoder::forward, "store"_a, "plan"_a, "embedded"_a.noconvert(),
+           "cos"_a.noconvert(), "sin"_a.noconvert(), "wanted"_a.noconvert(),
+           "logits"_a.noconvert(), "after_layer"_a.none());
+
   m.def("allocate", &allocate, "bytes"_a);
   m.def("slot_offset", &slot_offset, "block"_a, "slot"_a, "head"_a, "num_kv_heads"_a,
         "block_size"_a, "padded_dim"_a, "dtype"_a);

@@ -5,6 +5,8 @@ capsule costs about 0.5 microseconds, the protocol of torch.Tensor about 6: wher
 once a layer, pass the capsule.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -68,14 +70,6 @@ class Plan:
     def num_shared_spans(self) -> int:
         """Spans that are read once for two or more rows, counted once a group of rows."""
 
-def silu_mul(gate_up: Tensor, out: Tensor, isa: str) -> None:
-    """out[t, i] = silu(gate_up[t, i]) * gate_up[t, I + i]: [T, 2 * I] -> [T, I].
-
-    float32 or bfloat16 (computed in float32, rounded once), last dimension contiguous. The bits
-    of an element depend on its two inputs and the isa (one of available_isas()) only, not on where
-    it stands. `out` is the caller's. ValueError for other shapes, types or isas.
-    """
-
 class PackedMatrix:
     """[rows, columns] of "float32" or "bfloat16" in panels of outputs, zero until written.
 
@@ -108,6 +102,71 @@ class Linear:
         Rows are contiguous in their last dimension. float32 accumulation in one order over the
         columns, rounded once: the bits of out[t, n] depend on x[t], W[n], bias[n] and the isa
         only. ValueError for other shapes, dtypes or strides.
+        """
+
+class LayerWeights:
+    """Shares the matrices; copies norms ([hidden], [head_dim]) and biases, float32 each.
+
+    ValueError for another shape or type.
+    """
+
+    def __init__(
+        self,
+        *,
+        input_norm: Tensor,
+        qkv: PackedMatrix,
+        output: PackedMatrix,
+        post_norm: Tensor,
+        gate: PackedMatrix,
+        up: PackedMatrix,
+        down: PackedMatrix,
+        qkv_bias: Tensor | None,
+        output_bias: Tensor | None,
+        gate_bias: Tensor | None,
+        up_bias: Tensor | None,
+        down_bias: Tensor | None,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+    ) -> None: ...
+
+class Decoder:
+    """All layers of a decoder and its head. `isa` is one of available_isas().
+
+    ValueError for shapes or types that do not fit each other.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        epsilon: float,
+        layers: list[LayerWeights],
+        norm: Tensor,
+        head: PackedMatrix,
+        isa: str,
+    ) -> None: ...
+    def forward(
+        self,
+        store: Store,
+        plan: Plan,
+        embedded: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        wanted: Int64,
+        logits: Tensor,
+        after_layer: Callable[[int, object, object, object, object], object] | None,
+    ) -> None:
+        """One step: writes K/V through the plan, fills `logits`, float32 [m, V], the caller's.
+
+        embedded: [T, hidden] in the weights' type. cos, sin: float32 [T, head_dim / 2], contiguous.
+        wanted: the m tokens, of 0..T-1, whose logits are asked for. `after_layer` is called with
+        the layer, q, k, v and what attention made of them, tensors [T, heads, head_dim] that must
+        not be kept; what it raises ends the step. ValueError, nothing done, for other shapes, types
+        or a store of another model. The residual stream is float32, what a matrix multiplies is
+        rounded once to the weights' type: the bits of a token's logits depend on the token and the
+        K/V of its positions only.
         """
 
 def allocate(bytes: int) -> torch.Tensor:

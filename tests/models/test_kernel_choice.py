@@ -29,7 +29,7 @@ def tensors(decoder: Decoder) -> Iterator[object]:
     weights = decoder.weights
     yield from (weights.embedding, weights.head)
     for layer in weights.layers:
-        yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
+        yield from (layer.qkv, layer.output, layer.gate, layer.up, layer.down)
 
 
 def test_weights_are_held_as_the_kernels_read_them(folder: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import pytest
 import torch
 
@@ -126,11 +124,10 @@ def test_memory_is_what_the_weights_need() -> None:
         assert data.num_bytes == 576 * 1536 * dtype.itemsize
 
 
-@pytest.mark.parametrize("native", [NATIVE, None], ids=["native", "torch"])
-def test_make_linear_takes_tensors_and_packed_matrices(native: ModuleType | None) -> None:
+def test_make_linear_takes_tensors_and_packed_matrices() -> None:
     weight, x = random(6, 4, dtype=torch.float32), random(3, 4, dtype=torch.float32, seed=1)
     for matrix in (weight, PackedMatrix.of(NATIVE, weight)):
-        got = make_linear(matrix, None, native)(x)
+        got = make_linear(matrix, None)(x)
         torch.testing.assert_close(got, x @ weight.T)
 
 

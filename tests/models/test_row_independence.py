@@ -6,15 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from pagedkv.attention.native import import_native
 from pagedkv.errors import ConfigError
 from pagedkv.models import native
-from pagedkv.models.activation import make_silu_mul
 from pagedkv.models.config import RopeConfig
 from pagedkv.models.decoder import rms_norm
-from pagedkv.models.linear import NativeLinear, PlainLinear, make_linear
+from pagedkv.models.linear import NativeLinear
 from pagedkv.models.packed import PackedMatrix
 from pagedkv.models.rotary import Rotary, apply_rotary
 
@@ -51,6 +49,10 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+def packed_linear(weight: torch.Tensor) -> NativeLinear:
+    return NativeLinear(PackedMatrix.of(import_native(), weight))
+
+
 @DTYPES
 @pytest.mark.parametrize("isa", import_native().available_isas())
 @pytest.mark.parametrize(
@@ -69,14 +71,14 @@ def test_linear(dtype, isa: str, inputs: int, outputs: int) -> None:
 @DTYPES
 @pytest.mark.parametrize(("inputs", "outputs"), [(576, 960), (1536, 576)])
 def test_linear_of_the_embedded_model(dtype, inputs: int, outputs: int) -> None:
-    linear = make_linear(random(outputs, inputs, dtype=dtype, seed=1), None, import_native())
+    linear = packed_linear(random(outputs, inputs, dtype=dtype, seed=1))
     assert_rows_stand_alone(linear, random(MAX_ROWS, inputs, dtype=dtype))
 
 
 @DTYPES
 def test_linear_of_many_rows(dtype) -> None:
     """A prefill is divided among threads by rows as well, and shares panels in groups."""
-    linear = make_linear(random(1100, 300, dtype=dtype, seed=1), None, import_native())
+    linear = packed_linear(random(1100, 300, dtype=dtype, seed=1))
     x = random(401, 300, dtype=dtype)
     torch.set_num_threads(3)
     whole = linear(x)
@@ -114,16 +116,6 @@ def test_rotary(dtype, head_dim: int) -> None:
     assert_rows_stand_alone(rotate, random(MAX_ROWS, 3, head_dim, dtype=dtype))
 
 
-@DTYPES
-@pytest.mark.parametrize("width", [1, 17, 80, 1500])
-def test_silu_mul(dtype, width: int) -> None:
-    silu_mul = make_silu_mul(import_native())
-    x = random(MAX_ROWS, 2 * width, dtype=dtype) * 4
-    assert_rows_stand_alone(silu_mul, x)
-    gate, up = x.float().chunk(2, dim=-1)
-    torch.testing.assert_close(silu_mul(x), (F.silu(gate) * up).to(dtype))
-
-
 @pytest.fixture
 def not_built(monkeypatch) -> Callable[[], None]:
     """Call it to be without the native extension for the rest of the test."""
@@ -139,10 +131,3 @@ def test_without_the_native_extension_the_mode_is_refused(not_built) -> None:
     assert native.find_native(deterministic=False) is None
     with pytest.raises(ConfigError, match="deterministic=True needs the native extension"):
         native.find_native(deterministic=True)
-    assert isinstance(make_linear(random(3, 2, dtype=torch.float32), None, None), PlainLinear)
-
-
-def test_silu_mul_without_the_native_extension_is_close() -> None:
-    gate_up = random(3, 10, dtype=torch.float32)
-    want = make_silu_mul(import_native())(gate_up)
-    torch.testing.assert_close(make_silu_mul(None)(gate_up), want)

@@ -82,7 +82,8 @@ def test_every_tensor_lands_in_its_place(saved, dtype, native) -> None:
     for stacked, parts in (
         (layer.qkv, [f"self_attn.{part}_proj" for part in "qkv"]),
         (layer.output, ["self_attn.o_proj"]),
-        (layer.gate_up, ["mlp.gate_proj", "mlp.up_proj"]),
+        (layer.gate, ["mlp.gate_proj"]),
+        (layer.up, ["mlp.up_proj"]),
         (layer.down, ["mlp.down_proj"]),
     ):
         want = torch.cat([tensors[f"model.layers.1.{part}.weight"] for part in parts])

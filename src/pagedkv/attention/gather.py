@@ -145,6 +145,9 @@ class GatherBackend:
             ).permute(2, 1, 0, 3)
         return mixed.flatten(1, 2)
 
+    def native_step(self, plan: Plan) -> None:
+        """There are no native kernels here."""
+
     def copy_blocks(self, copies: npt.NDArray[np.int32]) -> None:
         self._store.copy_blocks(copies)
 

@@ -6,8 +6,9 @@ B block size, L layers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -58,8 +59,23 @@ class Plan(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class NativeStep:
+    """A plan for a decoder that runs all layers natively: it writes and attends by itself.
+
+    after_layer: called with (layer, q, k, v, attention's output), as `run` has them, where the
+    backend wants to see them; the tensors are valid during the call.
+    """
+
+    store: Any  # the extension's Store
+    tasks: Any  # the extension's Plan
+    after_layer: (
+        Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None] | None
+    ) = None
+
+
 class AttentionBackend(Protocol):
-    """Owns the K/V tensors. `plan` once a step, `run` once a layer.
+    """Owns the K/V tensors. `plan` once a step, `run` once a layer or `native_step` for all.
 
     `run` does no allocation beyond its output and no checks beyond shapes.
     """
@@ -75,6 +91,10 @@ class AttentionBackend(Protocol):
         self, plan: Plan, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
         """Writes k, v ([T, G, D]) to the plan's slots, then attends: q [T, H, D] -> [T, H, D]."""
+        ...
+
+    def native_step(self, plan: Plan) -> NativeStep | None:
+        """What a native decoder needs in place of `run`; None: there are no native kernels."""
         ...
 
     def copy_blocks(self, copies: npt.NDArray[np.int32]) -> None:

@@ -27,7 +27,7 @@ from pagedkv.attention.batch import (
     checked_ids,
     softmax_scale,
 )
-from pagedkv.attention.interface import AttentionBatch, KVSpec, Plan
+from pagedkv.attention.interface import AttentionBatch, KVSpec, NativeStep, Plan
 from pagedkv.attention.isa import chosen_isa
 from pagedkv.errors import ConfigError
 
@@ -112,9 +112,7 @@ class NativeBackend:
     def run(
         self, plan: Plan, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        # The kernels trust a plan's ids: those of a larger pool would lead out of this one.
-        if not isinstance(plan, NativePlan) or plan.owner is not self:
-            raise ValueError(f"this {type(plan).__name__} was made by another backend")
+        plan = self._own(plan)
         check_run(self.spec, plan.num_tokens, layer, q, k, v)
         out = torch.empty(q.shape, dtype=q.dtype)
         self._store.run(
@@ -126,6 +124,15 @@ class NativeBackend:
             to_dlpack(out),
         )
         return out
+
+    def native_step(self, plan: Plan) -> NativeStep:
+        return NativeStep(self._store, self._own(plan).tasks)
+
+    def _own(self, plan: Plan) -> NativePlan:
+        # The kernels trust a plan's ids: those of a larger pool would lead out of this one.
+        if not isinstance(plan, NativePlan) or plan.owner is not self:
+            raise ValueError(f"this {type(plan).__name__} was made by another backend")
+        return plan
 
     def copy_blocks(self, copies: npt.NDArray[np.int32]) -> None:
         self._store.copy_blocks(checked_copies(copies, self.spec))

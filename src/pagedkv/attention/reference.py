@@ -66,6 +66,9 @@ class ReferenceBackend:
                 token += 1
         return out
 
+    def native_step(self, plan: Plan) -> None:
+        """There are no native kernels here."""
+
     def copy_blocks(self, copies: npt.NDArray[np.int32]) -> None:
         self._store.copy_blocks(copies)
 

@@ -8,13 +8,15 @@ state, after every layer it looks for NaN in what attention returns.
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from pagedkv.attention.interface import AttentionBackend, AttentionBatch, Plan
+from pagedkv.attention.interface import AttentionBackend, AttentionBatch, NativeStep, Plan
 from pagedkv.cache.errors import Misuse
 from pagedkv.cache.sanitizer import Sanitizer
 
@@ -70,13 +72,28 @@ class SanitizedBackend:
     def run(
         self, plan: Plan, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        if not isinstance(plan, SanitizedPlan):
-            raise ValueError(f"this {type(plan).__name__} was made by another backend")
+        plan = _own(plan)
         out = self._inner.run(plan.plan, layer, q, k, v)
+        self._check_layer(plan, layer, q, k, v, out)
+        return out
+
+    def native_step(self, plan: Plan) -> NativeStep | None:
+        plan = _own(plan)
+        step = self._inner.native_step(plan.plan)
+        return step and replace(step, after_layer=partial(self._check_layer, plan))
+
+    def _check_layer(
+        self,
+        plan: SanitizedPlan,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
         wrong = torch.isnan(out).any(dim=(1, 2)) if out.isnan().any() else None
         if wrong is not None:
             self._explain(plan, layer, wrong.numpy(), _finite(q, k, v))
-        return out
 
     def copy_blocks(self, copies: npt.NDArray[np.int32]) -> None:
         self._settle()
@@ -189,6 +206,12 @@ class SanitizedBackend:
                 block=block,
                 seq=seq,
             )
+
+
+def _own(plan: Plan) -> SanitizedPlan:
+    if not isinstance(plan, SanitizedPlan):
+        raise ValueError(f"this {type(plan).__name__} was made by another backend")
+    return plan
 
 
 def _finite(*tensors: torch.Tensor) -> npt.NDArray[np.bool_]:

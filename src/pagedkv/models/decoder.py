@@ -1,4 +1,4 @@
-"""One decoder for the Llama, Mistral, Qwen2 and Qwen3 families.
+"""One decoder for the Llama, Mistral, Qwen2 and Qwen3 families: native where it can be.
 
 Symbols: T tokens of the step, m rows whose logits are wanted, V vocabulary, H query heads,
 G K/V heads, D head_dim.
@@ -6,53 +6,25 @@ G K/V heads, D head_dim.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from types import ModuleType
-
 import torch
+import torch.nn.functional as F
 
 from pagedkv.attention.interface import AttentionBackend, Plan
-from pagedkv.models.activation import make_silu_mul
+from pagedkv.errors import ConfigError
 from pagedkv.models.config import ModelConfig
-from pagedkv.models.linear import Matrix, embed, make_linear
-from pagedkv.models.native import find_native
+from pagedkv.models.linear import embed, make_linear
+from pagedkv.models.native_decoder import NativeDecoder, is_packed
+from pagedkv.models.parts import DecoderWeights, LayerWeights
 from pagedkv.models.rotary import Rotary, apply_rotary
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """Weights of one layer; matrices are [out, in], biases and norms 1-D."""
-
-    input_norm: torch.Tensor
-    qkv: Matrix  # query, key and value projections stacked: [(H + 2 G) D, hidden]
-    output: Matrix
-    post_norm: torch.Tensor
-    gate_up: Matrix  # gate above up
-    down: Matrix
-    qkv_bias: torch.Tensor | None = None
-    output_bias: torch.Tensor | None = None
-    gate_up_bias: torch.Tensor | None = None
-    down_bias: torch.Tensor | None = None
-    q_norm: torch.Tensor | None = None  # [D]
-    k_norm: torch.Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderWeights:
-    """Weights of a whole model in one dtype. `head` is `embedding` itself when they are tied."""
-
-    embedding: Matrix  # [V, hidden]
-    layers: tuple[LayerWeights, ...]
-    norm: torch.Tensor
-    head: Matrix  # [V, hidden]
 
 
 class Decoder:
     """Computes logits; keeps no state but the weights, K/V live in the attention backend.
 
-    With the native extension the logits of a row are bit-identical whatever else is in the batch,
-    given a backend that keeps the same promise. `kernels` and `deterministic` are as for
-    `find_native`, and raise as it does.
+    Packed weights over a backend with native kernels run as one native call a step (NativeDecoder).
+    Everything else runs layer by layer in torch, which is also what the native decoder is compared
+    with. Natively the logits of a row are bit-identical whatever else is in the batch.
+    `deterministic` demands it: raises ConfigError if the weights are not packed.
     """
 
     def __init__(
@@ -60,16 +32,20 @@ class Decoder:
         config: ModelConfig,
         weights: DecoderWeights,
         deterministic: bool = False,
-        kernels: str = "auto",
     ) -> None:
-        native = find_native(kernels, deterministic)
+        if deterministic and not is_packed(weights):
+            raise ConfigError(
+                "deterministic=True needs weights that are packed for the native kernels: load "
+                "the model with them, or set deterministic=False"
+            )
         self.config, self.weights = config, weights
         self.deterministic = deterministic
         self.dtype = weights.embedding.dtype
-        self._embedding, self._norm = weights.embedding, weights.norm
+        self._embedding = weights.embedding
         self._rotary = Rotary(config.rope, config.head_dim, config.max_position_embeddings)
-        self._layers = [_Layer(config, layer, native) for layer in weights.layers]
-        self._head = make_linear(weights.head, None, native)
+        self._native = NativeDecoder(config, weights) if is_packed(weights) else None
+        self._layers = [_Layer(config, layer) for layer in weights.layers]
+        self._head = make_linear(weights.head, None)
 
     @torch.inference_mode()
     def forward(
@@ -88,25 +64,26 @@ class Decoder:
         """
         x = embed(self._embedding, tokens)
         cos, sin = self._rotary.at(positions)
+        step = backend.native_step(plan)
+        if self._native is not None and step is not None:
+            return self._native.forward(x, cos.squeeze(1), sin.squeeze(1), step, rows)
         for index, layer in enumerate(self._layers):
             x = layer(index, x, cos, sin, backend, plan)
-        x = rms_norm(x[rows], self._norm, self.config.rms_norm_eps)
+        x = rms_norm(x[rows], self.weights.norm, self.config.rms_norm_eps)
         return self._head(x).float()
 
 
 class _Layer:
-    """Attention, then MLP, each added to its input."""
+    """Attention, then MLP, each added to its input: by torch."""
 
-    def __init__(
-        self, config: ModelConfig, weights: LayerWeights, native: ModuleType | None
-    ) -> None:
+    def __init__(self, config: ModelConfig, weights: LayerWeights) -> None:
         self._config = config
         self._weights = weights
-        self._qkv = make_linear(weights.qkv, weights.qkv_bias, native)
-        self._output = make_linear(weights.output, weights.output_bias, native)
-        self._gate_up = make_linear(weights.gate_up, weights.gate_up_bias, native)
-        self._down = make_linear(weights.down, weights.down_bias, native)
-        self._silu_mul = make_silu_mul(native)
+        self._qkv = make_linear(weights.qkv, weights.qkv_bias)
+        self._output = make_linear(weights.output, weights.output_bias)
+        self._gate = make_linear(weights.gate, weights.gate_bias)
+        self._up = make_linear(weights.up, weights.up_bias)
+        self._down = make_linear(weights.down, weights.down_bias)
 
     def __call__(
         self,
@@ -127,8 +104,8 @@ class _Layer:
         q, k = apply_rotary(q, cos, sin), apply_rotary(k, cos, sin)
         attended = backend.run(plan, index, q, k, v.contiguous())
         x = x + self._output(attended.view(len(x), -1))
-        gate_up = self._gate_up(rms_norm(x, weights.post_norm, eps))
-        return x + self._down(self._silu_mul(gate_up))
+        normed = rms_norm(x, weights.post_norm, eps)
+        return x + self._down(F.silu(self._gate(normed)) * self._up(normed))
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -9,9 +9,10 @@ from dataclasses import fields
 import torch
 
 from pagedkv.attention.interface import KVSpec
-from pagedkv.models.decoder import Decoder, DecoderWeights
+from pagedkv.models.decoder import Decoder
 from pagedkv.models.linear import Matrix
 from pagedkv.models.packed import PackedMatrix
+from pagedkv.models.parts import DecoderWeights
 
 # Of a payload: (layer, K/V, token, head, head_dim), little-endian.
 LAYOUT_VERSION = 1

@@ -62,17 +62,11 @@ class NativeLinear:
         return out
 
 
-def make_linear(weight: Matrix, bias: torch.Tensor | None, native: ModuleType | None) -> Linear:
-    """weight [N, K], bias [N] or None.
-
-    A packed weight is shared; a tensor is packed into a copy for the `native` extension, or kept
-    for torch where there is none.
-    """
+def make_linear(weight: Matrix, bias: torch.Tensor | None) -> Linear:
+    """weight [N, K], bias [N] or None: by the native kernels if the weight is packed for them."""
     if isinstance(weight, PackedMatrix):
         return NativeLinear(weight, bias)
-    if native is None:
-        return PlainLinear(weight, bias)
-    return NativeLinear(PackedMatrix.of(native, weight), bias)
+    return PlainLinear(weight, bias)
 
 
 def linear_kernels(native: ModuleType | None) -> str:

@@ -60,7 +60,7 @@ def load_model(
     dtype = dtype or config.dtype
     tokenizer = load_tokenizer(folder)
     weights = load_weights(folder, config, dtype, native, memory)
-    decoder = Decoder(config, weights, deterministic, kernels)
+    decoder = Decoder(config, weights, deterministic)
     return LoadedModel(config, decoder, tokenizer, folder)
 
 

@@ -18,9 +18,9 @@ import torch
 from pagedkv.errors import ModelError
 from pagedkv.models.checkpoint import StoredTensor, read_headers, read_tensors
 from pagedkv.models.config import ModelConfig
-from pagedkv.models.decoder import DecoderWeights, LayerWeights
 from pagedkv.models.linear import Matrix, embed
 from pagedkv.models.packed import PackedMatrix
+from pagedkv.models.parts import DecoderWeights, LayerWeights
 
 # Buffers that old checkpoints carry and that follow from the config.
 DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
@@ -139,18 +139,20 @@ class _Places:
         q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
         qkv = {f"{attention}{name}_proj": q_size if name == "q" else kv_size for name in "qkv"}
-        gate_up = {f"{mlp}{name}_proj": inner for name in ("gate", "up")}
+        gate, up = {mlp + "gate_proj": inner}, {mlp + "up_proj": inner}
         output, down = {attention + "o_proj": hidden}, {mlp + "down_proj": hidden}
         return LayerWeights(
             input_norm=self._new(prefix + "input_layernorm.weight", hidden),
             qkv=self._matrix(qkv, hidden),
             output=self._matrix(output, q_size),
             post_norm=self._new(prefix + "post_attention_layernorm.weight", hidden),
-            gate_up=self._matrix(gate_up, hidden),
+            gate=self._matrix(gate, hidden),
+            up=self._matrix(up, hidden),
             down=self._matrix(down, inner),
             qkv_bias=self._bias(qkv) if config.qkv_bias else None,
             output_bias=self._bias(output) if config.output_bias else None,
-            gate_up_bias=self._bias(gate_up) if config.mlp_bias else None,
+            gate_bias=self._bias(gate) if config.mlp_bias else None,
+            up_bias=self._bias(up) if config.mlp_bias else None,
             down_bias=self._bias(down) if config.mlp_bias else None,
             q_norm=self._new(attention + "q_norm.weight", head_dim) if config.qk_norm else None,
             k_norm=self._new(attention + "k_norm.weight", head_dim) if config.qk_norm else None,

@@ -1,0 +1,222 @@
+#include "decoder.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <exception>
+
+#include "product.h"
+
+namespace pagedkv {
+namespace {
+
+// So few rows are normalised by each thread for itself: that takes less time than to meet once more.
+constexpr int64_t kOwnRows = 4;
+// Below this many multiply-adds a step is not worth waking another thread for.
+constexpr int64_t kProductsAlone = 1 << 16;
+
+const float* bias_of(const Projection& projection, int64_t panel) {
+  return projection.bias.empty() ? nullptr : projection.bias.data() + panel * kPanel;
+}
+
+// Outputs of a panel that are not padding.
+int64_t wanted_of(const PackedMatrix& weight, int64_t panel) {
+  return std::min<int64_t>(kPanel, weight.rows() - panel * kPanel);
+}
+
+// Hands out sums + bias of a row of a panel.
+template <typename Use>
+void with_bias(const float* sums, const float* bias, Use use) {
+  if (!bias) return use(sums);
+  float biased[kPanel];
+  for (int n = 0; n < kPanel; ++n) biased[n] = sums[n] + bias[n];
+  use(biased);
+}
+
+template <typename T>
+void grow(std::vector<T>& memory, int64_t size) {
+  if (memory.size() < static_cast<size_t>(size)) memory.resize(static_cast<size_t>(size));
+}
+
+}  // namespace
+
+Decoder::Decoder(const Config& config, std::vector<LayerWeights> layers, std::vector<float> norm,
+                 std::shared_ptr<PackedMatrix> head, const LinearKernels& linear,
+                 const RowKernels& rows, const RowKernels& float_rows)
+    : config_(config),
+      layers_(std::move(layers)),
+      norm_(std::move(norm)),
+      head_(std::move(head)),
+      linear_(linear),
+      rows_(rows),
+      float_rows_(float_rows) {}
+
+void Decoder::reserve(int64_t tokens, int threads) {
+  const int64_t size = size_of(dtype()), head_dim = config_.head_dim;
+  grow(residual_, tokens * config_.hidden);
+  grow(projected_, tokens * heads() * head_dim);
+  grow(rotated_, tokens * heads() * head_dim * size);
+  grow(attended_, tokens * config_.num_heads * head_dim * size);
+  grow(normed_, std::max(tokens, kOwnRows * threads) * config_.hidden * size);
+  for (const LayerWeights& layer : layers_) grow(activated_, tokens * layer.up.weight->rows() * size);
+}
+
+void Decoder::forward(Attention& attention, const Plan& plan, const StepInput& input,
+                      const AfterLayer& after_layer) {
+  const int64_t tokens = static_cast<int64_t>(plan.slots().size());
+  const int64_t products = tokens * config_.hidden * config_.hidden * num_layers();
+  const int threads = products < kProductsAlone ? 1 : plan.max_threads();
+  reserve(tokens, threads);
+  std::exception_ptr failure;
+#pragma omp parallel num_threads(threads)
+  {
+    embed(input, tokens);
+    for (int64_t layer = 0; layer < num_layers() && !failure; ++layer) {
+      attend(attention, plan, layer, input);
+      if (after_layer) {
+#pragma omp master
+        try {
+          after_layer(layer, attended());
+        } catch (...) {
+          failure = std::current_exception();
+        }
+#pragma omp barrier
+      }
+      feed_forward(layers_[layer], tokens);
+    }
+    if (!failure) predict(input);
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+void Decoder::embed(const StepInput& input, int64_t tokens) {
+#pragma omp for schedule(static)
+  for (int64_t token = 0; token < tokens; ++token) {
+    rows_.widen(input.embedded.data + token * input.embedded.stride * size_of(dtype()),
+                config_.hidden, residual_.data() + token * config_.hidden);
+  }
+}
+
+void Decoder::attend(Attention& attention, const Plan& plan, int64_t layer, const StepInput& input) {
+  const LayerWeights& weights = layers_[layer];
+  const int64_t tokens = static_cast<int64_t>(plan.slots().size());
+  const int64_t width = heads() * config_.head_dim;
+  const PackedMatrix* const qkv[] = {weights.qkv.weight.get()};
+  const Rows normed = normalise(weights.input_norm, nullptr, tokens);
+  multiply(linear_, qkv, normed, tokens,
+           [&](int64_t panel, int64_t first, int rows, const float* const(&sums)[1]) {
+             const int64_t wanted = wanted_of(*qkv[0], panel);
+             for (int m = 0; m < rows; ++m) {
+               with_bias(sums[0] + m * kPanel, bias_of(weights.qkv, panel), [&](const float* y) {
+                 std::copy_n(y, wanted, projected_.data() + (first + m) * width + panel * kPanel);
+               });
+             }
+           });
+#pragma omp barrier
+  const Attended heads = attended();
+#pragma omp for schedule(static)
+  for (int64_t token = 0; token < tokens; ++token) {
+    prepare_heads(weights, input, token);
+    attention.write(plan, layer, token, heads.k, heads.v);
+  }
+  attention.attend(plan, layer, heads.q, heads.out);
+#pragma omp barrier
+}
+
+void Decoder::feed_forward(const LayerWeights& weights, int64_t tokens) {
+  const int64_t size = size_of(dtype()), inner = weights.up.weight->rows();
+  add(weights.output, {attended_.data(), config_.num_heads * config_.head_dim}, tokens);
+  const PackedMatrix* const gate_up[] = {weights.gate.weight.get(), weights.up.weight.get()};
+  const Rows normed = normalise(weights.post_norm, nullptr, tokens);
+  multiply(linear_, gate_up, normed, tokens,
+           [&](int64_t panel, int64_t first, int rows, const float* const(&sums)[2]) {
+             const int64_t wanted = wanted_of(*gate_up[0], panel);
+             for (int m = 0; m < rows; ++m) {
+               std::byte* out = activated_.data() + ((first + m) * inner + panel * kPanel) * size;
+               with_bias(sums[0] + m * kPanel, bias_of(weights.gate, panel), [&](const float* gate) {
+                 with_bias(sums[1] + m * kPanel, bias_of(weights.up, panel), [&](const float* up) {
+                   rows_.silu_mul(gate, up, wanted, out);
+                 });
+               });
+             }
+           });
+#pragma omp barrier
+  add(weights.down, {activated_.data(), inner}, tokens);
+}
+
+void Decoder::predict(const StepInput& input) {
+  const PackedMatrix* const head[] = {head_.get()};
+  const Rows normed = normalise(norm_, input.wanted, input.num_wanted);
+  multiply(linear_, head, normed, input.num_wanted,
+           [&](int64_t panel, int64_t first, int rows, const float* const(&sums)[1]) {
+             const int64_t wanted = wanted_of(*head_, panel);
+             for (int m = 0; m < rows; ++m) {
+               std::copy_n(sums[0] + m * kPanel, wanted,
+                           input.logits + (first + m) * vocabulary() + panel * kPanel);
+             }
+           });
+}
+
+void Decoder::prepare_heads(const LayerWeights& weights, const StepInput& input, int64_t token) {
+  const int64_t head_dim = config_.head_dim, half = head_dim / 2, size = size_of(dtype());
+  const int64_t rotated = config_.num_heads + config_.num_kv_heads;
+  const float* cos = input.cos + token * half;
+  const float* sin = input.sin + token * half;
+  for (int64_t head = 0; head < heads(); ++head) {
+    const int64_t at = (token * heads() + head) * head_dim;
+    float* x = projected_.data() + at;
+    std::byte* out = rotated_.data() + at * size;
+    if (head >= rotated) {
+      rows_.round(x, head_dim, out);
+      continue;
+    }
+    const std::vector<float>& norm =
+        head < config_.num_heads ? weights.query_norm : weights.key_norm;
+    if (!norm.empty()) float_rows_.rms_norm(x, norm.data(), head_dim, config_.epsilon, x);
+    rows_.rotate(x, cos, sin, half, out);
+  }
+}
+
+Rows Decoder::normalise(const std::vector<float>& weight, const int64_t* ids, int64_t count) {
+  const int64_t hidden = config_.hidden, row_bytes = hidden * size_of(dtype());
+  const auto row = [&](std::byte* out, int64_t i) {
+    const int64_t token = ids ? ids[i] : i;
+    rows_.rms_norm(residual_.data() + token * hidden, weight.data(), hidden, config_.epsilon,
+                   out + i * row_bytes);
+  };
+  if (count <= kOwnRows) {
+    std::byte* own = normed_.data() + omp_get_thread_num() * kOwnRows * row_bytes;
+    for (int64_t i = 0; i < count; ++i) row(own, i);
+    return {own, hidden};
+  }
+#pragma omp for schedule(static)
+  for (int64_t i = 0; i < count; ++i) row(normed_.data(), i);
+  return {normed_.data(), hidden};
+}
+
+void Decoder::add(const Projection& projection, Rows x, int64_t tokens) {
+  const PackedMatrix* const weight[] = {projection.weight.get()};
+  multiply(linear_, weight, x, tokens,
+           [&](int64_t panel, int64_t first, int rows, const float* const(&sums)[1]) {
+             const int64_t wanted = wanted_of(*weight[0], panel);
+             for (int m = 0; m < rows; ++m) {
+               float* to = residual_.data() + (first + m) * config_.hidden + panel * kPanel;
+               with_bias(sums[0] + m * kPanel, bias_of(projection, panel), [&](const float* y) {
+                 for (int64_t n = 0; n < wanted; ++n) to[n] += y[n];
+               });
+             }
+           });
+#pragma omp barrier
+}
+
+Attended Decoder::attended() const {
+  const int64_t head_dim = config_.head_dim, stride = heads() * head_dim, size = size_of(dtype());
+  std::byte* rotated = const_cast<std::byte*>(rotated_.data());
+  const auto from = [&](int64_t head) {
+    return Tokens{rotated + head * head_dim * size, stride, head_dim};
+  };
+  return {from(0), from(config_.num_heads), from(config_.num_heads + config_.num_kv_heads),
+          Tokens{const_cast<std::byte*>(attended_.data()), config_.num_heads * head_dim, head_dim}};
+}
+
+}  // namespace pagedkv

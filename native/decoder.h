@@ -1,0 +1,97 @@
+// A decoder's forward pass, all layers of it, by one team of threads.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "attention.h"
+#include "linear.h"
+#include "rows.h"
+
+namespace pagedkv {
+
+// y = x W^T + b. The bias, empty for none, is padded to whole panels.
+struct Projection {
+  std::shared_ptr<PackedMatrix> weight;
+  std::vector<float> bias;
+};
+
+struct LayerWeights {
+  std::vector<float> input_norm, post_norm;  // [hidden]
+  std::vector<float> query_norm, key_norm;   // [D], empty for none
+  Projection qkv, output, gate, up, down;
+};
+
+// One step's batch of T tokens.
+struct StepInput {
+  Rows embedded;      // [T, hidden] in the weights' type
+  const float* cos;   // [T, D / 2]
+  const float* sin;
+  const int64_t* wanted;  // tokens whose logits are wanted
+  int64_t num_wanted;
+  float* logits;  // [num_wanted, V]
+};
+
+// What attention was given and gave in a layer, in the store's type.
+struct Attended {
+  Tokens q, k, v, out;
+};
+
+// The residual stream, norms, rotations and activations are float32; what a matrix multiplies is
+// rounded to the weights' type, once. Keeps weights and scratch, K/V live in the attention's store.
+// The bits of a token's logits depend on that token and the K/V of its positions only.
+class Decoder {
+ public:
+  struct Config {
+    int64_t hidden, num_heads, num_kv_heads, head_dim;
+    float epsilon;
+  };
+  using AfterLayer = std::function<void(int64_t layer, const Attended&)>;
+
+  Decoder(const Config& config, std::vector<LayerWeights> layers, std::vector<float> norm,
+          std::shared_ptr<PackedMatrix> head, const LinearKernels& linear, const RowKernels& rows,
+          const RowKernels& float_rows);
+
+  const Config& config() const { return config_; }
+  DType dtype() const { return head_->dtype(); }
+  int64_t vocabulary() const { return head_->rows(); }
+  int64_t num_layers() const { return static_cast<int64_t>(layers_.size()); }
+
+  // Writes K/V through the plan, fills the logits. `after_layer`, if any, is called by one thread
+  // while the others wait. One call at a time.
+  void forward(Attention& attention, const Plan& plan, const StepInput& input,
+               const AfterLayer& after_layer);
+
+ private:
+  void reserve(int64_t tokens, int threads);
+  // Each of these is called by every thread of the team, which has met before it and meets after.
+  void embed(const StepInput& input, int64_t tokens);
+  void attend(Attention& attention, const Plan& plan, int64_t layer, const StepInput& input);
+  void feed_forward(const LayerWeights& weights, int64_t tokens);
+  void predict(const StepInput& input);
+
+  void prepare_heads(const LayerWeights& weights, const StepInput& input, int64_t token);
+  // The normalised residual of tokens 0 ... count - 1, or of `ids`.
+  Rows normalise(const std::vector<float>& weight, const int64_t* ids, int64_t count);
+  // residual += x W^T + b
+  void add(const Projection& projection, Rows x, int64_t tokens);
+  Attended attended() const;
+  int64_t heads() const { return config_.num_heads + 2 * config_.num_kv_heads; }
+
+  Config config_;
+  std::vector<LayerWeights> layers_;
+  std::vector<float> norm_;
+  std::shared_ptr<PackedMatrix> head_;
+  const LinearKernels& linear_;
+  const RowKernels& rows_;
+  const RowKernels& float_rows_;
+  std::vector<float> residual_;       // [T, hidden]
+  std::vector<float> projected_;      // [T, H + 2 G, D]: queries, keys, values
+  std::vector<std::byte> rotated_;    // the same, as attention takes them
+  std::vector<std::byte> attended_;   // [T, H, D]
+  std::vector<std::byte> normed_;     // [T, hidden]
+  std::vector<std::byte> activated_;  // [T, inner]
+};
+
+}  // namespace pagedkv

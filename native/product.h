@@ -1,0 +1,78 @@
+// Rows times packed matrices by the threads of a parallel region.
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "linear.h"
+
+namespace pagedkv {
+
+// Panels that one thread works on at a time stay in its second-level cache while the tiles of
+// rows pass by.
+constexpr int64_t kGroupBytes = 384 << 10;
+constexpr int64_t kMaxGroup = 8;
+// Tiles of an item of work, when there are many: enough to use the group's stay in the cache.
+constexpr int64_t kItemTiles = 8;
+// Items a thread should have to choose from, so that threads end together.
+constexpr int64_t kItemsPerThread = 4;
+
+// Calls finish(panel, first, rows, sums) for every panel of outputs and every tile of rows, with
+// sums[p][m * kPanel + n] = x[first + m] W_p[panel * kPanel + n]^T: of `Parts` matrices of one shape
+// at once, so that what needs two products of an output has them. Every thread of the innermost
+// parallel region calls this; it does not wait for the others at its end. `finish` runs on the
+// thread that has the sums, and no two calls have an output in common.
+template <int Parts, typename Finish>
+void multiply(const LinearKernels& kernels, const PackedMatrix* const (&weights)[Parts], Rows x,
+              int64_t num_rows, const Finish& finish) {
+  const PackedMatrix& shape = *weights[0];
+  const int64_t size = size_of(shape.dtype()), a_step = shape.columns_a_step();
+  const int64_t panels = shape.panels(), steps = shape.steps();
+  const int64_t tiles = ceil_div(num_rows, kernels.max_rows);
+  // Few rows: panel after panel, one stream through memory. Many rows: groups of panels share the
+  // loading of tiles.
+  const int64_t fitting = std::min(kGroupBytes / (Parts * shape.panel_bytes()),
+                                   panels / (kItemsPerThread * omp_get_num_threads()));
+  const int64_t group = tiles <= 1 ? 1 : std::clamp<int64_t>(fitting, 1, kMaxGroup / Parts);
+  const int64_t groups = ceil_div(panels, group), blocks = ceil_div(tiles, kItemTiles);
+
+  alignas(64) std::byte tile[kTileBytes];
+  alignas(64) float sums[kMaxGroup * kTileRows * kPanel];
+#pragma omp for collapse(2) schedule(guided) nowait
+  for (int64_t g = 0; g < groups; ++g) {
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t first_panel = g * group;
+      const int64_t count = std::min(group, panels - first_panel);
+      for (int64_t t = tiles * block / blocks; t < tiles * (block + 1) / blocks; ++t) {
+        const int64_t first = num_rows * t / tiles;
+        const int rows = static_cast<int>(num_rows * (t + 1) / tiles - first);
+        const int64_t panel_sums = rows * kPanel;
+        std::memset(sums, 0, sizeof(float) * Parts * count * panel_sums);
+        for (int64_t step = 0; step < steps; step += kTileSteps) {
+          const int64_t column = step * a_step;
+          const int at_once = static_cast<int>(std::min<int64_t>(kTileSteps, steps - step));
+          kernels.load_tile(
+              x.data + (first * x.stride + column) * size, x.stride * size, rows,
+              static_cast<int>(std::min(kTileSteps * a_step, shape.columns() - column)), tile);
+          for (int64_t p = 0; p < count; ++p) {
+            for (int part = 0; part < Parts; ++part) {
+              kernels.multiply(weights[part]->panel(first_panel + p) + step * kStepBytes, tile,
+                               rows, at_once, sums + (p * Parts + part) * panel_sums);
+            }
+          }
+        }
+        for (int64_t p = 0; p < count; ++p) {
+          const float* of_parts[Parts];
+          for (int part = 0; part < Parts; ++part) {
+            of_parts[part] = sums + (p * Parts + part) * panel_sums;
+          }
+          finish(first_panel + p, first, rows, of_parts);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace pagedkv

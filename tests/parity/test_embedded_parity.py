@@ -63,9 +63,10 @@ def prompts(model) -> list[list[int]]:
 
 @pytest.mark.parametrize(("backend", "block_size"), [("native", 16), ("native", 3), ("gather", 16)])
 def test_logits_equal_transformers(model, theirs, backend: str, block_size: int) -> None:
+    """On the default path, and with nothing of it: torch alone."""
     decoder = model.decoder
     if backend == "gather":
-        decoder = load_model(EMBEDDED_MODEL).decoder
+        decoder = load_model(EMBEDDED_MODEL, kernels="torch").decoder
     driver = PagedDriver(decoder, block_size, backend=backend)
     batch = prompts(model)
     wanted = teacher_forced(theirs, batch)

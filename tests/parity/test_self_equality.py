@@ -63,3 +63,31 @@ def test_a_row_of_logits_does_not_depend_on_the_other_wanted_rows(folder) -> Non
     for rows in ([39], [5, 39], [39, 0, 7], list(range(20, 40))):
         driver = PagedDriver(decoder, 16, backend="native")
         assert torch.equal(driver.logits([(0, prompt)], rows=rows), want[rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_64_rows_are_those_that_each_would_be_alone(folder, dtype) -> None:
+    """Prefills, then decodes; half of the sequences go on from blocks that they share."""
+    decoder = load_model(folder, dtype=dtype, deterministic=True).decoder
+    rng = np.random.default_rng(1)
+    common = rng.integers(0, VOCAB, 48).tolist()
+    prompts = [
+        [*(common if i % 2 else []), *rng.integers(0, VOCAB, 1 + i % 23).tolist()]
+        for i in range(64)
+    ]
+    torch.set_num_threads(1)
+    want = [alone(decoder, prompt) for prompt in prompts]
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        driver = PagedDriver(decoder, 16, backend="native", num_seqs=len(prompts))
+        driver.step([(1, common)])
+        for seq in range(3, len(prompts), 2):
+            driver.tables[seq, :3] = driver.tables[1, :3]
+            driver.lengths[seq] = len(common)
+        new = [prompt[driver.lengths[seq] :] for seq, prompt in enumerate(prompts)]
+        prefills = {seq: tokens[:-1] for seq, tokens in enumerate(new) if len(tokens) > 1}
+        for batch in (prefills, {seq: tokens[-1:] for seq, tokens in enumerate(new)}):
+            starts = driver.lengths.copy()
+            for seq, logits in zip(batch, driver.step(list(batch.items())), strict=True):
+                rows = slice(starts[seq], starts[seq] + len(logits))
+                assert torch.equal(logits, want[seq][rows]), (threads, seq)

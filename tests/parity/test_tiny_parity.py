@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import cycle
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -11,20 +12,42 @@ from paged_driver import PagedDriver
 from tiny_llm import save_tiny_llm
 from tiny_models import TINY, VOCAB, save_tiny
 
-from pagedkv.models import load_model
+from pagedkv.models import Decoder, load_model
 
 TOLERANCE = 1e-3
 pytestmark = pytest.mark.parity
 
 
+# What computes the layers, and attention: the default, all of it in torch, and a mixture.
+PATHS = {"fast": ("auto", "native"), "torch": ("torch", "gather"), "mixed": ("native", "gather")}
+
+
+class Ours(NamedTuple):
+    """Our model, and the attention backend that its path goes with."""
+
+    decoder: Decoder
+    backend: str
+
+    def driver(self, block_size: int, **sizes: int) -> PagedDriver:
+        return PagedDriver(self.decoder, block_size, self.backend, **sizes)
+
+
 @pytest.fixture(scope="module", params=[*sorted(TINY), "with-tokenizer"])
-def pair(request, tmp_path_factory):
-    """transformers' model, and ours loaded from the folder it was saved in."""
+def saved(request, tmp_path_factory):
+    """transformers' model, and the folder it was saved in."""
     folder = tmp_path_factory.mktemp(request.param)
     theirs = save_tiny(request.param, folder) if request.param in TINY else save_tiny_llm(folder)
-    loaded = load_model(folder)
-    assert (loaded.tokenizer is None) == (request.param in TINY)
-    return theirs, loaded.decoder
+    return theirs, folder
+
+
+@pytest.fixture(scope="module", params=PATHS)
+def pair(request, saved):
+    """transformers' model, and ours loaded from its folder."""
+    theirs, folder = saved
+    kernels, backend = PATHS[request.param]
+    loaded = load_model(folder, kernels=kernels)
+    assert (loaded.tokenizer is not None) == (folder / "tokenizer.json").exists()
+    return theirs, Ours(loaded.decoder, backend)
 
 
 def expected(model, tokens) -> torch.Tensor:
@@ -43,10 +66,10 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 def test_prompts_of_every_length_to_four_blocks_and_one_token(pair, block_size: int) -> None:
-    theirs, decoder = pair
+    theirs, ours = pair
     longest = tokens(4 * block_size + 1)
     want = expected(theirs, longest)
-    driver = PagedDriver(decoder, block_size, num_seqs=len(longest), max_len=len(longest))
+    driver = ours.driver(block_size, num_seqs=len(longest), max_len=len(longest))
     prompts = [longest[:length] for length in range(1, len(longest) + 1)]
     for length, got in enumerate(driver.teacher_force(prompts, cycle([len(longest)])), 1):
         assert difference(got, want[:length]) < TOLERANCE
@@ -55,19 +78,19 @@ def test_prompts_of_every_length_to_four_blocks_and_one_token(pair, block_size: 
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 @pytest.mark.parametrize("chunks", [(1,), (1, 2, 5, 7), (17, 4)])
 def test_mixed_batches_in_chunks_that_do_not_divide_a_block(pair, block_size, chunks) -> None:
-    theirs, decoder = pair
+    theirs, ours = pair
     lengths = (1, block_size, 2 * block_size + 1, 4 * block_size + 1)
     prompts = [tokens(length, seed) for seed, length in enumerate(lengths)]
-    driver = PagedDriver(decoder, block_size)
+    driver = ours.driver(block_size)
     for prompt, got in zip(prompts, driver.teacher_force(prompts, cycle(chunks)), strict=True):
         assert difference(got, expected(theirs, prompt)) < TOLERANCE
 
 
 def test_only_the_wanted_rows_get_logits(pair) -> None:
-    _, decoder = pair
-    want = PagedDriver(decoder, 4).step([(0, tokens(9))])[0]
+    _, ours = pair
+    want = ours.driver(4).step([(0, tokens(9))])[0]
     for rows in ([], [8], [5, 2]):
-        got = PagedDriver(decoder, 4).logits([(0, tokens(9))], rows=rows)
+        got = ours.driver(4).logits([(0, tokens(9))], rows=rows)
         assert difference(got, want[rows]) < TOLERANCE if rows else got.shape == (0, want.shape[1])
 
 
@@ -80,8 +103,8 @@ BLOCK = 4
 VISIBLE = 100 * TOLERANCE
 
 
-def prefilled(decoder, prompt: list[int]) -> PagedDriver:
-    driver = PagedDriver(decoder, BLOCK)
+def prefilled(ours: Ours, prompt: list[int]) -> PagedDriver:
+    driver = ours.driver(BLOCK)
     driver.step([(0, prompt)])
     return driver
 
@@ -91,40 +114,40 @@ def swap(driver: PagedDriver, first: int, second: int) -> None:
 
 
 def test_control_swapped_full_blocks_are_seen_by_a_chunk(pair) -> None:
-    _, decoder = pair
+    _, ours = pair
     prompt = tokens(3 * BLOCK)
-    want = PagedDriver(decoder, BLOCK).step([(0, prompt)])[0][BLOCK:]
-    driver = prefilled(decoder, prompt)
+    want = ours.driver(BLOCK).step([(0, prompt)])[0][BLOCK:]
+    driver = prefilled(ours, prompt)
     swap(driver, 0, 2)
     driver.lengths[0] = BLOCK  # compute the last two blocks again, over the damaged table
     assert difference(driver.step([(0, prompt[BLOCK:])])[0], want) > VISIBLE
 
 
 def test_control_a_tail_swapped_with_a_full_block_is_seen_by_a_decode(pair) -> None:
-    _, decoder = pair
+    _, ours = pair
     prompt = tokens(2 * BLOCK + 2)
-    want = prefilled(decoder, prompt).step([(0, [5])])[0]
-    driver = prefilled(decoder, prompt)
+    want = prefilled(ours, prompt).step([(0, [5])])[0]
+    driver = prefilled(ours, prompt)
     swap(driver, 0, 2)
     assert difference(driver.step([(0, [5])])[0], want) > VISIBLE
 
 
 def test_control_a_shifted_position_is_seen(pair) -> None:
-    _, decoder = pair
+    _, ours = pair
     prompt = tokens(2 * BLOCK + 2)
-    want = prefilled(decoder, prompt).step([(0, [5])])[0]
-    got = prefilled(decoder, prompt).step([(0, [5])], position_shift=1)[0]
+    want = prefilled(ours, prompt).step([(0, [5])])[0]
+    got = prefilled(ours, prompt).step([(0, [5])], position_shift=1)[0]
     assert difference(got, want) > VISIBLE
 
 
 @pytest.mark.parametrize("half", [0, 1], ids=["key", "value"])
 def test_control_a_zeroed_slot_is_seen(pair, half: int) -> None:
-    _, decoder = pair
+    _, ours = pair
     prompt = tokens(2 * BLOCK + 2)
-    want = prefilled(decoder, prompt).step([(0, [5])])[0]
+    want = prefilled(ours, prompt).step([(0, [5])])[0]
     worst = 0.0
     for position in range(len(prompt)):
-        driver = prefilled(decoder, prompt)
+        driver = prefilled(ours, prompt)
         block = driver.tables[0, position // BLOCK : position // BLOCK + 1]
         data = driver.backend.read_blocks(block)
         data[:, :, half, position % BLOCK] = 0

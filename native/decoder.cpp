@@ -51,13 +51,13 @@ Decoder::Decoder(const Config& config, std::vector<LayerWeights> layers, std::ve
       rows_(rows),
       float_rows_(float_rows) {}
 
-void Decoder::reserve(int64_t tokens, int threads) {
+void Decoder::reserve(int64_t tokens, int64_t wanted, int threads) {
   const int64_t size = size_of(dtype()), head_dim = config_.head_dim;
   grow(residual_, tokens * config_.hidden);
   grow(projected_, tokens * heads() * head_dim);
   grow(rotated_, tokens * heads() * head_dim * size);
   grow(attended_, tokens * config_.num_heads * head_dim * size);
-  grow(normed_, std::max(tokens, kOwnRows * threads) * config_.hidden * size);
+  grow(normed_, std::max({tokens, wanted, kOwnRows * threads}) * config_.hidden * size);
   for (const LayerWeights& layer : layers_) grow(activated_, tokens * layer.up.weight->rows() * size);
 }
 
@@ -66,7 +66,7 @@ void Decoder::forward(Attention& attention, const Plan& plan, const StepInput& i
   const int64_t tokens = static_cast<int64_t>(plan.slots().size());
   const int64_t products = tokens * config_.hidden * config_.hidden * num_layers();
   const int threads = products < kProductsAlone ? 1 : plan.max_threads();
-  reserve(tokens, threads);
+  reserve(tokens, input.num_wanted, threads);
   std::exception_ptr failure;
 #pragma omp parallel num_threads(threads)
   {

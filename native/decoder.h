@@ -64,7 +64,7 @@ class Decoder {
                const AfterLayer& after_layer);
 
  private:
-  void reserve(int64_t tokens, int threads);
+  void reserve(int64_t tokens, int64_t wanted, int threads);
   // Each of these is called by every thread of the team, which has met before it and meets after.
   void embed(const StepInput& input, int64_t tokens);
   void attend(Attention& attention, const Plan& plan, int64_t layer, const StepInput& input);

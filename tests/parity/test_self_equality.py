@@ -65,6 +65,14 @@ def test_a_row_of_logits_does_not_depend_on_the_other_wanted_rows(folder) -> Non
         assert torch.equal(driver.logits([(0, prompt)], rows=rows), want[rows])
 
 
+def test_a_row_may_be_wanted_more_often_than_there_are_tokens(folder) -> None:
+    decoder = load_model(folder, deterministic=True).decoder
+    want = alone(decoder, [5])
+    driver = PagedDriver(decoder, 16, backend="native")
+    got = driver.logits([(0, [5])], rows=[0] * 500)
+    assert torch.equal(got, want.expand_as(got))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_64_rows_are_those_that_each_would_be_alone(folder, dtype) -> None:
     """Prefills, then decodes; half of the sequences go on from blocks that they share."""

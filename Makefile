@@ -38,7 +38,7 @@ test-deep: setup
 	$(BIN)/pytest -n $(JOBS) -m deep
 
 bench: setup
-	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@$(BIN)/python benchmarks/run_all.py
 
 # Beside other engines, where they are installed: ARGS="--help" says what there is to choose.
 bench-peers: setup

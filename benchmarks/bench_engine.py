@@ -9,6 +9,7 @@ kernels cost against torch's is printed by bench_linear.py.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -19,7 +20,6 @@ from calibration import print_calibration
 from pagedkv import LLM, SamplingParams
 
 MODEL = "smollm2-135m-instruct"
-ROUNDS = 3
 ENGINES = {
     "native": {"attention_backend": "native"},
     "gather": {"attention_backend": "gather"},
@@ -52,6 +52,9 @@ WORKLOADS = {
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    rounds = parser.parse_args().rounds
     print_calibration()
     for dtype in ("float32", "bfloat16"):
         engines = {
@@ -62,7 +65,7 @@ def main() -> None:
             requests(1, 64, 4)(llm, 10**6)
         for workload, (run, tokens) in WORKLOADS.items():
             seconds: dict[str, list[float]] = {name: [] for name in engines}
-            for round_ in range(ROUNDS):
+            for round_ in range(rounds):
                 for name, llm in engines.items():
                     seconds[name].append(run(llm, round_))
             medians = {name: statistics.median(times) for name, times in seconds.items()}

@@ -20,6 +20,7 @@ longest prompt, 2 * tokens of the pool), and for fair+prefix 2 * (U + V + Q), se
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -165,6 +166,9 @@ def show_prefixes() -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=1200, help="of isolation, simulated")
+    seconds = parser.parse_args().seconds
     show_gaps("overload", trace(regular({"a": 1.5, "b": 3.0}, 360)), 360)
     folder = os.environ.get("PAGEDKV_TRACES")
     if folder:
@@ -175,7 +179,7 @@ def main() -> None:
     show_return(360)
     show_prefixes()
     for part in (0.25, 0.5):
-        show_isolation(part, 1200)
+        show_isolation(part, seconds)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ from pathlib import Path
 
 import numpy as np
 
-from calibration import print_calibration, python_loop
+from calibration import print_calibration
+from pagedkv.bench.calibration import python_loop
 from pagedkv.simulation.executor import LinearCost
 from pagedkv.simulation.serve import Server, serve
 from pagedkv.simulation.trace import Trace, read_trace

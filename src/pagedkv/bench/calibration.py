@@ -25,10 +25,10 @@ class Calibration:
 
 def calibrate() -> Calibration:
     """Takes about half a second and 512 MiB of memory."""
-    return Calibration(statistics.median(_python_loop() for _ in range(5)), _memory_copy())
+    return Calibration(statistics.median(python_loop() for _ in range(5)), _memory_copy())
 
 
-def _python_loop() -> float:
+def python_loop() -> float:
     """Nanoseconds an iteration."""
     start = time.perf_counter()
     total = 0

@@ -102,7 +102,7 @@ def llamacpp(place: Place) -> tuple[list[Setting], list[Missing]]:
         )
         for name, arguments in (
             ("slots = requests", []),
-            ("unified cache, flash attention", ["--kv-unified", "-fa", "on"]),
+            ("unified cache, flash attention", ["--kv-unified", "-fa", "on", "--cache-ram", "0"]),
         )
     ], []
 
@@ -140,7 +140,7 @@ def vllm(place: Place) -> tuple[list[Setting], list[Missing]]:
         preload = {"LD_PRELOAD": ":".join(str(path) for path in libraries.values())}
         settings += [
             Setting("vLLM", name, module, str(python), {**options, "block_size": size}, preload)
-            for name, size in (("preloaded", 0), ("preloaded, blocks of 16", 16))
+            for name, size in (("preloaded", 0), ("preloaded, blocks of 32", 32))
         ]
     return settings, lacking
 

@@ -18,6 +18,7 @@ from peers.protocol import cpu_seconds, family
 from peers.workloads import Request
 
 BENCHMARKS = Path(__file__).parents[1]
+LAST_LINES = 3  # of what a process that died has written
 
 
 class EngineDied(Exception):
@@ -137,4 +138,4 @@ class EngineProcess:
     def _last_words(self) -> str:
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return " | ".join(lines[-LAST_LINES:]) or "it said nothing"

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 HOST = "127.0.0.1"
-PATIENCE = 120.0  # seconds for a server to start
+PATIENCE = 300.0  # seconds for a server to start
 
 
 class Server:
@@ -28,9 +28,11 @@ class Server:
         self._workers = ThreadPoolExecutor(64)
         end = time.monotonic() + PATIENCE
         while not self._healthy():
-            if self._process.poll() is not None or time.monotonic() > end:
+            ended = self._process.poll()
+            if ended is not None or time.monotonic() > end:
                 self.close()
-                raise SystemExit(f"{command[0]} did not start")
+                why = f"no answer within {PATIENCE:.0f} s" if ended is None else f"status {ended}"
+                raise SystemExit(f"{command[0]} did not start: {why}")
             time.sleep(0.1)
 
     def post(self, path: str, bodies: Sequence[dict[str, Any]]) -> list[Any]:

@@ -71,15 +71,17 @@ Shape Attention::shape() const {
 
 void Attention::run(const Plan& plan, int64_t layer, Tokens q, Tokens k, Tokens v, Tokens out) {
   const int64_t num_tokens = static_cast<int64_t>(plan.slots().size());
+  Barrier barrier(plan.num_threads());
 #pragma omp parallel num_threads(plan.num_threads())
   {
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
     for (int64_t token = 0; token < num_tokens; ++token) write(plan, layer, token, k, v);
-    attend(plan, layer, q, out);
+    barrier.wait();
+    attend(plan, layer, q, out, barrier);
   }
 }
 
-void Attention::attend(const Plan& plan, int64_t layer, Tokens q, Tokens out) {
+void Attention::attend(const Plan& plan, int64_t layer, Tokens q, Tokens out, Barrier& barrier) {
   const int64_t num_items = static_cast<int64_t>(plan.items().size());
   const int64_t num_rests = static_cast<int64_t>(plan.rests().size());
   Scratch scratch(workspace_.thread(omp_get_thread_num()), workspace_.states(),
@@ -91,7 +93,7 @@ void Attention::attend(const Plan& plan, int64_t layer, Tokens q, Tokens out) {
            scratch);
   }
   if (num_rests) {
-#pragma omp barrier
+    barrier.wait();
 #pragma omp for schedule(dynamic, 1) nowait
     for (int64_t i = 0; i < num_rests; ++i) {
       attend(plan, plan.rests()[i], nullptr, layer, q, out, scratch);

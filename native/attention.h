@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "barrier.h"
 #include "kernels.h"
 #include "store.h"
 
@@ -139,7 +140,7 @@ class Attention {
   // plan.max_threads() threads. All threads meet between the writes of a layer and its `attend`,
   // which every one of them calls and which does not wait for the others at its end.
   void write(const Plan& plan, int64_t layer, int64_t token, Tokens k, Tokens v) const;
-  void attend(const Plan& plan, int64_t layer, Tokens q, Tokens out);
+  void attend(const Plan& plan, int64_t layer, Tokens q, Tokens out, Barrier& barrier);
 
  private:
   struct Scratch;

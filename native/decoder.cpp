@@ -68,11 +68,12 @@ void Decoder::forward(Attention& attention, const Plan& plan, const StepInput& i
   const int threads = products < kProductsAlone ? 1 : plan.max_threads();
   reserve(tokens, input.num_wanted, threads);
   std::exception_ptr failure;
+  Barrier barrier(threads);
 #pragma omp parallel num_threads(threads)
   {
-    embed(input, tokens);
+    embed(input, tokens, barrier);
     for (int64_t layer = 0; layer < num_layers() && !failure; ++layer) {
-      attend(attention, plan, layer, input);
+      attend(attention, plan, layer, input, barrier);
       if (after_layer) {
 #pragma omp master
         try {
@@ -80,29 +81,31 @@ void Decoder::forward(Attention& attention, const Plan& plan, const StepInput& i
         } catch (...) {
           failure = std::current_exception();
         }
-#pragma omp barrier
+        barrier.wait();
       }
-      feed_forward(layers_[layer], tokens);
+      feed_forward(layers_[layer], tokens, barrier);
     }
-    if (!failure) predict(input);
+    if (!failure) predict(input, barrier);
   }
   if (failure) std::rethrow_exception(failure);
 }
 
-void Decoder::embed(const StepInput& input, int64_t tokens) {
-#pragma omp for schedule(static)
+void Decoder::embed(const StepInput& input, int64_t tokens, Barrier& barrier) {
+#pragma omp for schedule(static) nowait
   for (int64_t token = 0; token < tokens; ++token) {
     rows_.widen(input.embedded.data + token * input.embedded.stride * size_of(dtype()),
                 config_.hidden, residual_.data() + token * config_.hidden);
   }
+  barrier.wait();
 }
 
-void Decoder::attend(Attention& attention, const Plan& plan, int64_t layer, const StepInput& input) {
+void Decoder::attend(Attention& attention, const Plan& plan, int64_t layer,
+                     const StepInput& input, Barrier& barrier) {
   const LayerWeights& weights = layers_[layer];
   const int64_t tokens = static_cast<int64_t>(plan.slots().size());
   const int64_t width = heads() * config_.head_dim;
   const PackedMatrix* const qkv[] = {weights.qkv.weight.get()};
-  const Rows normed = normalise(weights.input_norm, nullptr, tokens);
+  const Rows normed = normalise(weights.input_norm, nullptr, tokens, barrier);
   multiply(linear_, qkv, normed, tokens,
            [&](int64_t panel, int64_t first, int rows, const float* const(&sums)[1]) {
              const int64_t wanted = wanted_of(*qkv[0], panel);
@@ -112,22 +115,23 @@ void Decoder::attend(Attention& attention, const Plan& plan, int64_t layer, cons
                });
              }
            });
-#pragma omp barrier
+  barrier.wait();
   const Attended heads = attended();
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
   for (int64_t token = 0; token < tokens; ++token) {
     prepare_heads(weights, input, token);
     attention.write(plan, layer, token, heads.k, heads.v);
   }
-  attention.attend(plan, layer, heads.q, heads.out);
-#pragma omp barrier
+  barrier.wait();
+  attention.attend(plan, layer, heads.q, heads.out, barrier);
+  barrier.wait();
 }
 
-void Decoder::feed_forward(const LayerWeights& weights, int64_t tokens) {
+void Decoder::feed_forward(const LayerWeights& weights, int64_t tokens, Barrier& barrier) {
   const int64_t size = size_of(dtype()), inner = weights.up.weight->rows();
-  add(weights.output, {attended_.data(), config_.num_heads * config_.head_dim}, tokens);
+  add(weights.output, {attended_.data(), config_.num_heads * config_.head_dim}, tokens, barrier);
   const PackedMatrix* const gate_up[] = {weights.gate.weight.get(), weights.up.weight.get()};
-  const Rows normed = normalise(weights.post_norm, nullptr, tokens);
+  const Rows normed = normalise(weights.post_norm, nullptr, tokens, barrier);
   multiply(linear_, gate_up, normed, tokens,
            [&](int64_t panel, int64_t first, int rows, const float* const(&sums)[2]) {
              const int64_t wanted = wanted_of(*gate_up[0], panel);
@@ -140,13 +144,13 @@ void Decoder::feed_forward(const LayerWeights& weights, int64_t tokens) {
                });
              }
            });
-#pragma omp barrier
-  add(weights.down, {activated_.data(), inner}, tokens);
+  barrier.wait();
+  add(weights.down, {activated_.data(), inner}, tokens, barrier);
 }
 
-void Decoder::predict(const StepInput& input) {
+void Decoder::predict(const StepInput& input, Barrier& barrier) {
   const PackedMatrix* const head[] = {head_.get()};
-  const Rows normed = normalise(norm_, input.wanted, input.num_wanted);
+  const Rows normed = normalise(norm_, input.wanted, input.num_wanted, barrier);
   multiply(linear_, head, normed, input.num_wanted,
            [&](int64_t panel, int64_t first, int rows, const float* const(&sums)[1]) {
              const int64_t wanted = wanted_of(*head_, panel);
@@ -177,7 +181,8 @@ void Decoder::prepare_heads(const LayerWeights& weights, const StepInput& input,
   }
 }
 
-Rows Decoder::normalise(const std::vector<float>& weight, const int64_t* ids, int64_t count) {
+Rows Decoder::normalise(const std::vector<float>& weight, const int64_t* ids, int64_t count,
+                        Barrier& barrier) {
   const int64_t hidden = config_.hidden, row_bytes = hidden * size_of(dtype());
   const auto row = [&](std::byte* out, int64_t i) {
     const int64_t token = ids ? ids[i] : i;
@@ -189,12 +194,13 @@ Rows Decoder::normalise(const std::vector<float>& weight, const int64_t* ids, in
     for (int64_t i = 0; i < count; ++i) row(own, i);
     return {own, hidden};
   }
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
   for (int64_t i = 0; i < count; ++i) row(normed_.data(), i);
+  barrier.wait();
   return {normed_.data(), hidden};
 }
 
-void Decoder::add(const Projection& projection, Rows x, int64_t tokens) {
+void Decoder::add(const Projection& projection, Rows x, int64_t tokens, Barrier& barrier) {
   const PackedMatrix* const weight[] = {projection.weight.get()};
   multiply(linear_, weight, x, tokens,
            [&](int64_t panel, int64_t first, int rows, const float* const(&sums)[1]) {
@@ -206,7 +212,7 @@ void Decoder::add(const Projection& projection, Rows x, int64_t tokens) {
                });
              }
            });
-#pragma omp barrier
+  barrier.wait();
 }
 
 Attended Decoder::attended() const {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "barrier.h"
 #include "linear.h"
 #include "rows.h"
 
@@ -65,17 +66,20 @@ class Decoder {
 
  private:
   void reserve(int64_t tokens, int64_t wanted, int threads);
-  // Each of these is called by every thread of the team, which has met before it and meets after.
-  void embed(const StepInput& input, int64_t tokens);
-  void attend(Attention& attention, const Plan& plan, int64_t layer, const StepInput& input);
-  void feed_forward(const LayerWeights& weights, int64_t tokens);
-  void predict(const StepInput& input);
+  // Each of these is called by every thread of the team, which has met before it. All but the last
+  // meet at their end.
+  void embed(const StepInput& input, int64_t tokens, Barrier& barrier);
+  void attend(Attention& attention, const Plan& plan, int64_t layer, const StepInput& input,
+              Barrier& barrier);
+  void feed_forward(const LayerWeights& weights, int64_t tokens, Barrier& barrier);
+  // The normalised residual of tokens 0 ... count - 1, or of `ids`.
+  Rows normalise(const std::vector<float>& weight, const int64_t* ids, int64_t count,
+                 Barrier& barrier);
+  // residual += x W^T + b
+  void add(const Projection& projection, Rows x, int64_t tokens, Barrier& barrier);
+  void predict(const StepInput& input, Barrier& barrier);
 
   void prepare_heads(const LayerWeights& weights, const StepInput& input, int64_t token);
-  // The normalised residual of tokens 0 ... count - 1, or of `ids`.
-  Rows normalise(const std::vector<float>& weight, const int64_t* ids, int64_t count);
-  // residual += x W^T + b
-  void add(const Projection& projection, Rows x, int64_t tokens);
   Attended attended() const;
   int64_t heads() const { return config_.num_heads + 2 * config_.num_kv_heads; }
 

@@ -11,7 +11,7 @@ from pagedkv.attention.reference import ReferenceBackend
 from pagedkv.errors import ConfigError
 
 BACKENDS = ("native", "gather", "reference")
-REBUILD = "install a C++17 compiler and reinstall pagedkv, or use attention_backend='gather'"
+REBUILD = "install a C++20 compiler and reinstall pagedkv, or use attention_backend='gather'"
 
 
 def choose_backend(name: str = "auto") -> tuple[str, str]:

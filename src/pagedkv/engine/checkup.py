@@ -75,7 +75,7 @@ def check_kernels(
     }
     text = f"{reason}; linear layers {linear}"
     if not isas:
-        return Finding("kernels", "note", f"{text}; reinstall with a C++17 compiler", figures)
+        return Finding("kernels", "note", f"{text}; reinstall with a C++20 compiler", figures)
     if best not in isas:
         remedy = f"the processor has {best}, this build does not: reinstall with a newer compiler"
         return Finding("kernels", "note", f"{text}; {remedy}", figures)

@@ -175,6 +175,7 @@ def test_variables_with_another_meaning_are_let_be() -> None:
         environ={
             "PAGEDKV_NUM_THREADS": "2",
             "PAGEDKV_TRACES": "/t",
+            "PAGEDKV_PEERS": "/p",
             "PAGEDKV_REQUIRE_NATIVE": "1",
             "PAGEDKV_CACHE": "/c",
             "PAGEDKV_ISA": "avx2",

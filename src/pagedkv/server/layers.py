@@ -39,7 +39,7 @@ _TABLES: Mapping[str, type[BaseModel]] = MappingProxyType(
     {"tenants": TenantSettings, "slo_classes": SloClass}
 )
 _PREFIXES = "public_prefixes"
-# Variables that mean something elsewhere: to the build, the tests, the threads, models, kernels.
+# Variables that mean something elsewhere: to build, tests, threads, models, kernels, benchmarks.
 _OTHERS = (
     CONFIG_VARIABLE,
     "PAGEDKV_NUM_THREADS",
@@ -47,6 +47,7 @@ _OTHERS = (
     "PAGEDKV_REQUIRE_NATIVE",
     "PAGEDKV_CACHE",
     "PAGEDKV_ISA",
+    "PAGEDKV_PEERS",
 )
 # What Kubernetes sets in every container of a namespace that has a Service called pagedkv.
 _SERVICE_LINK = re.compile(r"PAGEDKV_(SERVICE_(HOST|PORT)\w*|PORT_\d+_(TCP|UDP)\w*)")

@@ -54,6 +54,10 @@ def test_features_of_a_step_of_decodes_and_chunks() -> None:
     assert features == (14, 30, 4 * (0 + 2) + 8 * (100 + 4))
 
 
+def test_features_of_decodes_alone() -> None:
+    assert StepFeatures.of(make_step([1, 1, 1], [10, 7, 2**31 - 1])) == (3, 2**31 + 16, 0.0)
+
+
 def test_features_of_long_rows_do_not_overflow() -> None:
     features = StepFeatures.of(make_step([2**20], [2**30]))
     assert features.sum_pairs == 2**20 * (2**30 - 2**19)
@@ -69,6 +73,20 @@ def test_predictions_are_those_of_the_machine() -> None:
     assert model.prefill_seconds(300, 1000) == pytest.approx(chunk, rel=0.01)
     assert model.recompute_seconds(300, 1000) == model.prefill_seconds(300, 1000)
     assert model.prefill_seconds(300, 1000, alone=True) == pytest.approx(BASE + chunk, rel=0.01)
+
+
+def test_it_does_not_matter_when_it_is_asked() -> None:
+    """Observations are taken in some at a time, or when somebody asks."""
+    rng = np.random.default_rng(0)
+    asked, left_alone = CostModel(), CostModel()
+    for _ in range(100):
+        step = StepFeatures(int(rng.integers(1, 500)), int(rng.integers(5000)), 0.0)
+        took = seconds(step) * rng.uniform(0.8, 1.2)
+        asked.observe(step, took)
+        left_alone.observe(step, took)
+        assert asked.predict(*step) > 0
+    assert left_alone.error == asked.error > 0
+    assert left_alone.fitted and left_alone.describe() == asked.describe()
 
 
 def test_one_step_of_a_nanosecond_does_not_make_the_model_worthless() -> None:

@@ -61,9 +61,9 @@ def checked_copy(batch: AttentionBatch, spec: KVSpec) -> AttentionBatch:
         )
     if tables.ndim != 2 or len(tables) != n:
         raise ValueError(f"tables has shape {tables.shape}, expected [{n}, w]")
-    for row in np.flatnonzero(query_lens < 1):
+    for row in _where(query_lens < 1):
         raise ValueError(f"query_lens[{row}]={query_lens[row]}: must be at least 1")
-    for row in np.flatnonzero(context_lens < query_lens):
+    for row in _where(context_lens < query_lens):
         raise ValueError(
             f"context_lens[{row}]={context_lens[row]} is less than query_lens[{row}]="
             f"{query_lens[row]}: the context includes the new tokens"
@@ -72,21 +72,28 @@ def checked_copy(batch: AttentionBatch, spec: KVSpec) -> AttentionBatch:
     if slots.shape != (total,):
         raise ValueError(f"slots has shape {slots.shape}, expected one slot a token: [{total}]")
     used_blocks = -(-context_lens.astype(np.int64) // spec.block_size)
-    for row in np.flatnonzero(used_blocks > tables.shape[1]):
+    for row in _where(used_blocks > tables.shape[1]):
         raise ValueError(
             f"context_lens[{row}]={context_lens[row]} needs {used_blocks[row]} blocks of "
             f"{spec.block_size}, the table is {tables.shape[1]} wide"
         )
     used = np.arange(tables.shape[1]) < used_blocks[:, None]
-    for row, column in np.argwhere(used & ((tables < 1) | (tables > spec.num_blocks))):
+    for place in _where(used & ((tables < 1) | (tables > spec.num_blocks))):
+        row, column = divmod(place, tables.shape[1])
         raise ValueError(
             f"tables[{row}, {column}]={tables[row, column]}: a used block id is "
             f"1..{spec.num_blocks}"
         )
     first, end = spec.block_size, (spec.num_blocks + 1) * spec.block_size
-    for token in np.flatnonzero((slots < first) | (slots >= end)):
+    for token in _where((slots < first) | (slots >= end)):
         raise ValueError(f"slots[{token}]={slots[token]}: a slot is {first}..{end - 1}")
     return AttentionBatch(query_lens, context_lens, tables, slots)
+
+
+def _where(wrong: npt.NDArray[np.bool_]) -> list[int]:
+    """Flat places that are wrong: none, in a step's batch."""
+    # Counting takes a fifth of the time of looking for places that are not there.
+    return np.flatnonzero(wrong).tolist() if np.count_nonzero(wrong) else []
 
 
 def _integers(name: str, values: npt.ArrayLike, dtype: type[_Integer]) -> npt.NDArray[_Integer]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections.abc import Mapping
 from typing import Protocol
 
 from tokenizers import Tokenizer, decoders
@@ -44,12 +45,13 @@ class Detokenizers:
         self._byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
         added = tokenizer.get_added_tokens_decoder()
         self._special = frozenset(i for i, token in added.items() if token.special)
+        self._pieces = _Pieces(tokenizer)
 
     def make(self, *, skip_special_tokens: bool = True) -> Detokenizer:
         """For one sequence; `skip_special_tokens` leaves special tokens out."""
         skipped = self._special if skip_special_tokens else frozenset()
         if self._byte_level:
-            return ByteLevelDetokenizer(self._tokenizer, skipped)
+            return ByteLevelDetokenizer(self._pieces, skipped)
         return WindowDetokenizer(self._tokenizer, skipped)
 
 
@@ -86,6 +88,18 @@ def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
     return text.encode()
 
 
+class _Pieces(dict[int, bytes]):
+    """The bytes of each token of a byte-level tokenizer, looked up in it the first time only."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token: int) -> bytes:
+        piece = self[token] = _byte_level_bytes(self._tokenizer, token)
+        return piece
+
+
 class ByteLevelDetokenizer:
     """Each token is a fixed run of bytes, so an incremental UTF-8 decoder is all it takes.
 
@@ -93,14 +107,14 @@ class ByteLevelDetokenizer:
     the tokenizer's own decoding.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
-        self._tokenizer, self._skipped = tokenizer, skipped
+    def __init__(self, pieces: Mapping[int, bytes], skipped: frozenset[int]) -> None:
+        self._pieces, self._skipped = pieces, skipped
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
         if token in self._skipped:
             return ""
-        return self._utf8.decode(_byte_level_bytes(self._tokenizer, token))
+        return self._utf8.decode(self._pieces[token])
 
     def finish(self) -> str:
         return self._utf8.decode(b"", final=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,6 @@ from pagedkv.models.decoder import Decoder
 from pagedkv.scheduling.step import (
     Float32,
     Int32,
-    Int64,
     PromptScore,
     Result,
     Step,
@@ -53,11 +53,8 @@ class ModelExecutor:
         self._pending: tuple[Step, AttentionBatch] | None = None
 
     def submit(self, step: Step) -> Ticket:
-        tables = self._mirror.apply(step)
-        width = -(-int(step.context_lens.max(initial=1)) // self._backend.spec.block_size)
-        batch = AttentionBatch(
-            step.query_lens, step.context_lens, tables[:, :width], step.slots, step.seqs
-        )
+        tables = self._mirror.apply(step, self._backend.spec.block_size)
+        batch = AttentionBatch(step.query_lens, step.context_lens, tables, step.slots, step.seqs)
         self._pending = step, batch
         return Ticket(step.index)
 
@@ -81,7 +78,7 @@ class ModelExecutor:
             torch.from_numpy(step.positions),
             self._backend,
             plan,
-            torch.from_numpy(wanted.tokens),
+            torch.from_numpy(np.array(wanted.tokens, np.int64)),
         )
         sampling = time.perf_counter()
         draws = draw_all(logits, wanted.drawn, step.samples, self._grammars)
@@ -131,24 +128,23 @@ class _Payloads:
 class _Wanted(NamedTuple):
     """Tokens of a step whose logits are sampled or scored, and where among them each stands."""
 
-    tokens: Int64  # indices into the step's tokens, ascending
+    tokens: list[int]  # indices into the step's tokens, ascending
     drawn: list[int]  # place in `tokens` of each sample's last token
     scored: list[int]  # and of the first token of each prompt score
 
     @classmethod
     def of(cls, step: Step) -> _Wanted:
-        ends = np.cumsum(step.query_lens, dtype=np.int64)
-        drawn = ends[[sample.row for sample in step.samples]] - 1
-        firsts = [int(ends[score.row] - step.query_lens[score.row]) for score in step.prompt_scores]
+        bounds = [0, *step.query_lens.cumsum().tolist()]
+        drawn = [bounds[sample.row + 1] - 1 for sample in step.samples]
+        firsts = [bounds[score.row] for score in step.prompt_scores]
         scored = [
-            np.arange(first, first + len(score.targets))
-            for score, first in zip(step.prompt_scores, firsts, strict=True)
+            range(first, first + len(score.targets))
+            for first, score in zip(firsts, step.prompt_scores, strict=True)
         ]
-        tokens = np.unique(np.concatenate([drawn, *scored]))
+        tokens = sorted({*drawn, *chain.from_iterable(scored)})
+        places = {token: place for place, token in enumerate(tokens)}
         return cls(
-            tokens,
-            np.searchsorted(tokens, drawn).tolist(),
-            np.searchsorted(tokens, firsts).tolist(),
+            tokens, [places[token] for token in drawn], [places.get(first, 0) for first in firsts]
         )
 
 

@@ -110,7 +110,7 @@ class OutputProcessor:
         samples = [
             _Sample(i, add, self._tokenizer, self._detokenizer(add)) for i in range(add.params.n)
         ]
-        self._requests[add.request_id] = _Request(add, request_id, prompt, samples)
+        self._requests[add.request_id] = _Request(add, request_id, prompt, samples, len(samples))
 
     def _detokenizer(self, add: Add) -> Detokenizer | None:
         if self._detokenizers is None:
@@ -156,6 +156,7 @@ class _Request:
     request_id: str
     prompt: str | None
     samples: list[_Sample]
+    num_open: int  # samples that have not ended
     num_cached_tokens: int = 0
     admitted_time: float | None = None
     prompt_scores: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
@@ -167,19 +168,24 @@ class _Request:
     @property
     def complete(self) -> bool:
         """Whether all samples have ended."""
-        return all(sample.finish_reason is not None for sample in self.samples)
+        return self.num_open == 0
 
     @property
     def finished(self) -> bool:
         return self.complete and (self.usage is not None or not self.stopped)
 
     def take(self, delta: Delta, now: float, tokenizer: Tokenizer | None) -> None:
+        """A delta of a sample that has not ended."""
         if delta.token_ids and self.first_token_time is None:
             self.first_token_time = now
         self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
         self.admitted_time = delta.admitted_at
-        self.prompt_scores += [_alternatives(s, tokenizer) for s in delta.prompt_logprobs]
-        self.samples[delta.sample].take(delta)
+        if delta.prompt_logprobs:
+            self.prompt_scores += [_alternatives(s, tokenizer) for s in delta.prompt_logprobs]
+        sample = self.samples[delta.sample]
+        sample.take(delta)
+        if sample.finish_reason is not None:
+            self.num_open -= 1
         if self.complete:
             self.finished_time = now
 
@@ -191,7 +197,7 @@ class _Request:
             self.request_id,
             self.prompt,
             self.add.prompt,
-            tuple(sample.output() for sample in self.samples),
+            tuple([sample.output() for sample in self.samples]),
             self.finished,
             self.num_cached_tokens,
             RequestMetrics(

@@ -114,7 +114,7 @@ class ToyExecutor:
     # Cache
 
     def _compute(self, step: Step) -> Result:
-        tables = self._mirror.apply(step)
+        tables = self._mirror.apply(step, self.block_size)
         if self.sanitizer is not None:
             self.sanitizer.check_copies(step.copies)
         transfers = () if self._mover is None else self._mover.store(step)

@@ -131,7 +131,8 @@ def make_batch(
     seqs = [row.branch.seq for row in rows]
     counts = np.array([row.count for row in rows], np.int32)
     starts = np.array([row.start for row in rows], np.int32)
-    firsts = np.cumsum(counts) - counts
+    total = int(counts.sum())
+    firsts = counts.cumsum() - counts
     changed = manager.changed_rows(since)
     draws = [row.draws for row in rows]
     scoring = [i for i, row in enumerate(rows) if row.scores]
@@ -144,9 +145,9 @@ def make_batch(
         table_rows=manager.rows(seqs),
         query_lens=counts,
         context_lens=starts + counts,
-        tokens=np.fromiter(tokens, np.int32, int(counts.sum())),
-        positions=np.arange(counts.sum(), dtype=np.int32) + np.repeat(starts - firsts, counts),
-        slots=reservation.slots[: counts.sum()],
+        tokens=np.fromiter(tokens, np.int32, total),
+        positions=np.arange(total, dtype=np.int32) + np.repeat(starts - firsts, counts),
+        slots=reservation.slots[:total],
         copies=reservation.copies,
         changed_rows=changed,
         changed_tables=manager.padded_rows(changed),
@@ -173,9 +174,10 @@ def _sample(row: int, branch: Branch, output: Output, eos: tuple[int, ...]) -> S
         position=request.prompt_length + len(output.tokens),
         forbidden=forbidden,
     )
-    if params.structured_outputs is not None or params.has_penalties:
+    penalised = params.has_penalties
+    if penalised or params.structured_outputs is not None:
         sample = sample._replace(output=np.array(output.tokens, np.int32))
-    return sample._replace(prompt=request.prompt) if params.has_penalties else sample
+    return sample._replace(prompt=request.prompt) if penalised else sample
 
 
 def _prompt_score(index: int, row: Row) -> PromptScore:

@@ -15,6 +15,9 @@ MIN_SECONDS = 1e-9
 MAX_SECONDS = 3600.0
 # A chunk is cut to whole tiles of rows: one row more than a tile costs as much as a tile.
 TILE = 16
+# Steps whose durations are taken in at once, unless somebody asks before: the fit's code and data,
+# which the model pushes out of the caches, are fetched once for all of them.
+_TOGETHER = 32
 # Tokens that a prefill gets in a step whatever it costs: it has to end some day.
 PREFILL_FLOOR = 32
 
@@ -31,6 +34,8 @@ class StepFeatures(NamedTuple):
 
     @classmethod
     def of(cls, step: Step) -> StepFeatures:
+        if step.num_tokens == len(step.query_lens):  # decodes alone, as most steps are
+            return cls(step.num_tokens, int(step.context_lens.sum(dtype=np.int64)), 0.0)
         counts = step.query_lens.astype(np.int64)
         contexts = step.context_lens.astype(np.int64)
         decodes = counts == 1
@@ -93,11 +98,18 @@ class CostModel:
     """
 
     def __init__(self) -> None:
-        self._fit = NonNegativeFit(4)
+        self._model = NonNegativeFit(4)
+        self._news: list[tuple[StepFeatures, float]] = []  # observations it has not seen yet
         self.link_out, self.link_in = LinkModel(), LinkModel()
         self.num_ignored = 0
         self._fewest, self._most = math.inf, 0.0  # tokens of a step
         self._misses, self._weights = 0.0, 0.0  # of predictions; relative, exponentially weighted
+
+    @property
+    def _fit(self) -> NonNegativeFit:
+        """The fit of all observations so far."""
+        self._learn()
+        return self._model
 
     @property
     def num_observed(self) -> int:
@@ -111,6 +123,7 @@ class CostModel:
     @property
     def error(self) -> float:
         """Mean relative error of recent predictions, each made before its step was seen."""
+        self._learn()
         return self._misses / self._weights if self._weights else 0.0
 
     def observe(self, features: StepFeatures, seconds: float) -> None:
@@ -118,15 +131,23 @@ class CostModel:
         if not is_duration(seconds) or features.num_tokens < 1:
             self.num_ignored += 1
             return
-        x = _vector(*features)
-        if self.fitted:
-            # As with the fit: one hiccup of the clock is not the measure of hundreds of steps.
-            miss = min(abs(self._fit.predict(x) - seconds) / seconds, HICCUP)
-            self._misses = FORGETTING * self._misses + miss
-            self._weights = FORGETTING * self._weights + 1.0
-        self._fit.observe(x, seconds)
-        self._fewest = min(self._fewest, features.num_tokens)
-        self._most = max(self._most, features.num_tokens)
+        self._news.append((features, seconds))
+        if len(self._news) == _TOGETHER:
+            self._learn()
+
+    def _learn(self) -> None:
+        """Takes in what was observed. One after the other: nothing depends on when that is done."""
+        news, self._news = self._news, []
+        for features, seconds in news:
+            x = _vector(*features)
+            if self.fitted:
+                # As with the fit: one hiccup of the clock is not the measure of hundreds of steps.
+                miss = min(abs(self._model.predict(x) - seconds) / seconds, HICCUP)
+                self._misses = FORGETTING * self._misses + miss
+                self._weights = FORGETTING * self._weights + 1.0
+            self._model.observe(x, seconds)
+            self._fewest = min(self._fewest, features.num_tokens)
+            self._most = max(self._most, features.num_tokens)
 
     def predict(self, num_tokens: int, sum_context: float = 0, sum_pairs: float = 0) -> float:
         """Seconds of a step; 0.0 before the first observation."""

@@ -164,16 +164,17 @@ class TableMirror:
     def __init__(self) -> None:
         self._rows = np.zeros((0, 0), np.int32)
 
-    def apply(self, step: Step) -> Int32:
+    def apply(self, step: Step, block_size: int) -> Int32:
         """Block tables of the step's rows: int32 [n, w], a copy, padded with block 0.
 
-        w = blocks of the longest row seen so far.
+        w = blocks of the longest of them.
         """
         if len(step.changed_rows):
             width = self._fit(step)
             self._rows[step.changed_rows] = 0
             self._rows[step.changed_rows, :width] = step.changed_tables
-        return self._rows[step.table_rows]
+        longest = int(step.context_lens.max(initial=1))
+        return self._rows[step.table_rows, : -(-longest // block_size)]
 
     def changes(self, step: Step) -> Int32:
         """Applies the step: int32 [k, 3], the entries that differ: table row, place, block id."""

@@ -68,12 +68,12 @@ void Decoder::forward(Attention& attention, const Plan& plan, const StepInput& i
   const int threads = products < kProductsAlone ? 1 : plan.max_threads();
   reserve(tokens, input.num_wanted, threads);
   std::exception_ptr failure;
-  Barrier barrier(threads);
+  Team team(threads, profile_);
 #pragma omp parallel num_threads(threads)
   {
-    embed(input, tokens, barrier);
+    embed(input, tokens, team);
     for (int64_t layer = 0; layer < num_layers() && !failure; ++layer) {
-      attend(attention, plan, layer, input, barrier);
+      attend(attention, plan, layer, input, team);
       if (after_layer) {
 #pragma omp master
         try {
@@ -81,31 +81,31 @@ void Decoder::forward(Attention& attention, const Plan& plan, const StepInput& i
         } catch (...) {
           failure = std::current_exception();
         }
-        barrier.wait();
+        team.barrier().wait();
       }
-      feed_forward(layers_[layer], tokens, barrier);
+      feed_forward(layers_[layer], tokens, team);
     }
-    if (!failure) predict(input, barrier);
+    if (!failure) predict(input, team);
   }
   if (failure) std::rethrow_exception(failure);
 }
 
-void Decoder::embed(const StepInput& input, int64_t tokens, Barrier& barrier) {
+void Decoder::embed(const StepInput& input, int64_t tokens, Team& team) {
 #pragma omp for schedule(static) nowait
   for (int64_t token = 0; token < tokens; ++token) {
     rows_.widen(input.embedded.data + token * input.embedded.stride * size_of(dtype()),
                 config_.hidden, residual_.data() + token * config_.hidden);
   }
-  barrier.wait();
+  team.meet(Phase::kEmbedding);
 }
 
 void Decoder::attend(Attention& attention, const Plan& plan, int64_t layer,
-                     const StepInput& input, Barrier& barrier) {
+                     const StepInput& input, Team& team) {
   const LayerWeights& weights = layers_[layer];
   const int64_t tokens = static_cast<int64_t>(plan.slots().size());
   const int64_t width = heads() * config_.head_dim;
   const PackedMatrix* const qkv[] = {weights.qkv.weight.get()};
-  const Rows normed = normalise(weights.input_norm, nullptr, tokens, barrier);
+  const Rows normed = normalise(weights.input_norm, nullptr, tokens, team);
   multiply(linear_, qkv, normed, tokens,
            [&](int64_t panel, int64_t first, int rows, const float* const(&sums)[1]) {
              const int64_t wanted = wanted_of(*qkv[0], panel);
@@ -115,23 +115,24 @@ void Decoder::attend(Attention& attention, const Plan& plan, int64_t layer,
                });
              }
            });
-  barrier.wait();
+  team.meet(Phase::kQkv);
   const Attended heads = attended();
 #pragma omp for schedule(static) nowait
   for (int64_t token = 0; token < tokens; ++token) {
     prepare_heads(weights, input, token);
     attention.write(plan, layer, token, heads.k, heads.v);
   }
-  barrier.wait();
-  attention.attend(plan, layer, heads.q, heads.out, barrier);
-  barrier.wait();
+  team.meet(Phase::kWrite);
+  attention.attend(plan, layer, heads.q, heads.out, team.barrier());
+  team.meet(Phase::kAttention);
 }
 
-void Decoder::feed_forward(const LayerWeights& weights, int64_t tokens, Barrier& barrier) {
+void Decoder::feed_forward(const LayerWeights& weights, int64_t tokens, Team& team) {
   const int64_t size = size_of(dtype()), inner = weights.up.weight->rows();
-  add(weights.output, {attended_.data(), config_.num_heads * config_.head_dim}, tokens, barrier);
+  add(weights.output, {attended_.data(), config_.num_heads * config_.head_dim}, tokens,
+      Phase::kOutput, team);
   const PackedMatrix* const gate_up[] = {weights.gate.weight.get(), weights.up.weight.get()};
-  const Rows normed = normalise(weights.post_norm, nullptr, tokens, barrier);
+  const Rows normed = normalise(weights.post_norm, nullptr, tokens, team);
   multiply(linear_, gate_up, normed, tokens,
            [&](int64_t panel, int64_t first, int rows, const float* const(&sums)[2]) {
              const int64_t wanted = wanted_of(*gate_up[0], panel);
@@ -144,13 +145,13 @@ void Decoder::feed_forward(const LayerWeights& weights, int64_t tokens, Barrier&
                });
              }
            });
-  barrier.wait();
-  add(weights.down, {activated_.data(), inner}, tokens, barrier);
+  team.meet(Phase::kGateUp);
+  add(weights.down, {activated_.data(), inner}, tokens, Phase::kDown, team);
 }
 
-void Decoder::predict(const StepInput& input, Barrier& barrier) {
+void Decoder::predict(const StepInput& input, Team& team) {
   const PackedMatrix* const head[] = {head_.get()};
-  const Rows normed = normalise(norm_, input.wanted, input.num_wanted, barrier);
+  const Rows normed = normalise(norm_, input.wanted, input.num_wanted, team);
   multiply(linear_, head, normed, input.num_wanted,
            [&](int64_t panel, int64_t first, int rows, const float* const(&sums)[1]) {
              const int64_t wanted = wanted_of(*head_, panel);
@@ -159,6 +160,7 @@ void Decoder::predict(const StepInput& input, Barrier& barrier) {
                            input.logits + (first + m) * vocabulary() + panel * kPanel);
              }
            });
+  team.meet(Phase::kHead);
 }
 
 void Decoder::prepare_heads(const LayerWeights& weights, const StepInput& input, int64_t token) {
@@ -182,7 +184,7 @@ void Decoder::prepare_heads(const LayerWeights& weights, const StepInput& input,
 }
 
 Rows Decoder::normalise(const std::vector<float>& weight, const int64_t* ids, int64_t count,
-                        Barrier& barrier) {
+                        Team& team) {
   const int64_t hidden = config_.hidden, row_bytes = hidden * size_of(dtype());
   const auto row = [&](std::byte* out, int64_t i) {
     const int64_t token = ids ? ids[i] : i;
@@ -196,11 +198,11 @@ Rows Decoder::normalise(const std::vector<float>& weight, const int64_t* ids, in
   }
 #pragma omp for schedule(static) nowait
   for (int64_t i = 0; i < count; ++i) row(normed_.data(), i);
-  barrier.wait();
+  team.barrier().wait();
   return {normed_.data(), hidden};
 }
 
-void Decoder::add(const Projection& projection, Rows x, int64_t tokens, Barrier& barrier) {
+void Decoder::add(const Projection& projection, Rows x, int64_t tokens, Phase phase, Team& team) {
   const PackedMatrix* const weight[] = {projection.weight.get()};
   multiply(linear_, weight, x, tokens,
            [&](int64_t panel, int64_t first, int rows, const float* const(&sums)[1]) {
@@ -212,7 +214,7 @@ void Decoder::add(const Projection& projection, Rows x, int64_t tokens, Barrier&
                });
              }
            });
-  barrier.wait();
+  team.meet(phase);
 }
 
 Attended Decoder::attended() const {

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "attention.h"
-#include "barrier.h"
 #include "linear.h"
 #include "rows.h"
+#include "team.h"
 
 namespace pagedkv {
 
@@ -63,21 +63,23 @@ class Decoder {
   // while the others wait. One call at a time.
   void forward(Attention& attention, const Plan& plan, const StepInput& input,
                const AfterLayer& after_layer);
+  // What the first thread's time went to, waiting for the others included, in all calls so far.
+  const Profile& profile() const { return profile_; }
 
  private:
   void reserve(int64_t tokens, int64_t wanted, int threads);
-  // Each of these is called by every thread of the team, which has met before it. All but the last
-  // meet at their end.
-  void embed(const StepInput& input, int64_t tokens, Barrier& barrier);
+  // Each of these is called by every thread of the team, which has met before it and meets at
+  // its end.
+  void embed(const StepInput& input, int64_t tokens, Team& team);
   void attend(Attention& attention, const Plan& plan, int64_t layer, const StepInput& input,
-              Barrier& barrier);
-  void feed_forward(const LayerWeights& weights, int64_t tokens, Barrier& barrier);
+              Team& team);
+  void feed_forward(const LayerWeights& weights, int64_t tokens, Team& team);
   // The normalised residual of tokens 0 ... count - 1, or of `ids`.
   Rows normalise(const std::vector<float>& weight, const int64_t* ids, int64_t count,
-                 Barrier& barrier);
+                 Team& team);
   // residual += x W^T + b
-  void add(const Projection& projection, Rows x, int64_t tokens, Barrier& barrier);
-  void predict(const StepInput& input, Barrier& barrier);
+  void add(const Projection& projection, Rows x, int64_t tokens, Phase phase, Team& team);
+  void predict(const StepInput& input, Team& team);
 
   void prepare_heads(const LayerWeights& weights, const StepInput& input, int64_t token);
   Attended attended() const;
@@ -90,6 +92,7 @@ class Decoder {
   const LinearKernels& linear_;
   const RowKernels& rows_;
   const RowKernels& float_rows_;
+  Profile profile_{};
   std::vector<float> residual_;       // [T, hidden]
   std::vector<float> projected_;      // [T, H + 2 G, D]: queries, keys, values
   std::vector<std::byte> rotated_;    // the same, as attention takes them

@@ -10,10 +10,9 @@
 namespace pagedkv::PAGEDKV_ISA {
 
 constexpr int kPanelVectors = kPanel / kWideLanes;
-// Bytes that weights are fetched ahead while few rows share them: the stream runs from panel to
-// panel, across the pages at which the hardware's own fetching stops.
+// Bytes that weights are fetched ahead. The stream runs from panel to panel, across the pages at
+// which the hardware's own fetching stops, and memory is read while the rows are multiplied.
 constexpr int kFetchAhead = 4096;
-constexpr int kFetchRows = 4;
 
 // M rows by V vectors of a panel.
 template <typename Step, int M, int V>
@@ -29,10 +28,8 @@ inline void multiply_part(const std::byte* panel, const typename Step::Value* ti
   }
   for (int s = 0; s < steps; ++s) {
     const std::byte* step = panel + s * kStepBytes;
-    if constexpr (M <= kFetchRows) {
-      __builtin_prefetch(step + kFetchAhead);
-      __builtin_prefetch(step + kFetchAhead + 64);
-    }
+    __builtin_prefetch(step + kFetchAhead);
+    __builtin_prefetch(step + kFetchAhead + 64);
     WideBits weights[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) std::memcpy(&weights[v], step + v * sizeof(Wide), sizeof(Wide));

@@ -320,6 +320,12 @@ class PyDecoder {
     decoder_.forward(store.attention(), plan, input, after);
   }
 
+  std::map<std::string, double> profile() const {
+    std::map<std::string, double> seconds;
+    for (int i = 0; i < kPhases; ++i) seconds[kPhaseNames[i]] = decoder_.profile()[i];
+    return seconds;
+  }
+
  private:
   static Decoder::Config config_of(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
                                    float epsilon, const PackedMatrix& head) {
@@ -483,7 +489,8 @@ NB_MODULE(_native, m) {
            "norm"_a, "head"_a, "isa"_a)
       .def("forward", &PyDecoder::forward, "store"_a, "plan"_a, "embedded"_a.noconvert(),
            "cos"_a.noconvert(), "sin"_a.noconvert(), "wanted"_a.noconvert(),
-           "logits"_a.noconvert(), "after_layer"_a.none());
+           "logits"_a.noconvert(), "after_layer"_a.none())
+      .def("profile", &PyDecoder::profile);
 
   m.def("allocate", &allocate, "bytes"_a);
   m.def("slot_offset", &slot_offset, "block"_a, "slot"_a, "head"_a, "num_kv_heads"_a,

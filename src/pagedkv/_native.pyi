@@ -169,6 +169,9 @@ class Decoder:
         K/V of its positions only.
         """
 
+    def profile(self) -> dict[str, float]:
+        """Seconds of the first thread in each part of all steps so far, its waiting included."""
+
 def allocate(bytes: int) -> torch.Tensor:
     """Zeroed uint8 [bytes], taken from the system on first touch, in huge pages where possible.
 

@@ -65,6 +65,11 @@ class NativeDecoder:
         )
         return logits
 
+    def profile(self) -> dict[str, float]:
+        """Seconds that each part of a step took, summed over layers and over all steps so far."""
+        seconds: dict[str, float] = self._decoder.profile()
+        return seconds
+
 
 def is_packed(weights: DecoderWeights) -> bool:
     """Whether a NativeDecoder can run them."""

@@ -1,6 +1,7 @@
 """Where does a step of the model go, part by part, beside what each part costs at least?
 
 Run: python benchmarks/bench_profile.py [--dtype bfloat16|float32] [--seconds 10]
+         [--cpu-time]
 
 Decode steps of 1 and 32 rows with 512 tokens each, and a prefill chunk of 512 tokens: all of the
 embedded model. The whole step and each of its parts alone take turns in one run; the fastest tenth
@@ -8,34 +9,35 @@ of each counts. A part runs for all layers in turn, so that its weights come fro
 step. The floor is the larger of its bytes over the bandwidth and its operations over the matrix
 rate, both of this run; the share is that of the whole step. "rest" is what the parts do not
 explain: norms, rotations, activations, sums, and what one part leaves in the caches for the next.
-"host" is what scheduler, block manager and output take beside a step: the median over the steps of
-a run of the same batch. docs/reference/where_a_step_goes.md says how to read it.
+"host" is what scheduler, block manager and output take beside a decode step, by CPU time, as
+bench_step.py prints it. docs/reference/where_a_step_goes.md says how to read it.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 import torch
 
+from bench_step import decode_steps
 from calibration import print_calibration
 from pagedkv import LLM
 from pagedkv.bench.attention import attention_step
-from pagedkv.bench.generation import plain_tokens
 from pagedkv.bench.limits import Limits, Yardstick
-from pagedkv.bench.prompts import Workload
 from pagedkv.bench.rounds import fast, in_turns
 from pagedkv.bench.steps import ModelSteps
 from pagedkv.bench.work import Work, step_work, total
 from pagedkv.engine.build import set_threads
-from pagedkv.engine.output import RequestOutput
+from pagedkv.engine.executor import ModelExecutor
+from pagedkv.engine.machine import THREADS_VARIABLE
 from pagedkv.engine.sampler import draw_all
 from pagedkv.models.linear import embed, make_linear
-from pagedkv.scheduling.messages import StepStats
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.step import Sample
 
@@ -63,7 +65,9 @@ WORK = {
     "head": ("norm, head",),
     "sampling": (),
 }
+HOST = ("plan", "commit", "output")
 Part = Callable[[], object]
+Clock = Callable[[], float]
 
 
 def parts_of(steps: ModelSteps, rows: int, context: int, query: int) -> dict[str, Part]:
@@ -98,37 +102,30 @@ def call_all(calls: Sequence[Part]) -> None:
         call()
 
 
-def host_seconds(dtype: str, rows: int, query: int) -> float:
-    """Of a step: planning, and committing and delivering what came of it."""
-    prompt, output = (query, 2) if query > 1 else (16, 24)
-    llm = LLM(MODEL, dtype=dtype, num_blocks=rows * 8 + 64, enable_prefix_caching=False)
-    jobs = Workload(rows, prompt, output).jobs(plain_tokens(llm), np.random.default_rng(0))
-    found: list[float] = []
-
-    def watch(_: Sequence[RequestOutput], stats: StepStats | None) -> None:
-        if stats is not None and stats.num_tokens == rows * query:
-            found.append(stats.schedule_seconds + stats.deliver_seconds)
-
-    params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
-    llm.generate([{"prompt_token_ids": job.prompt} for job in jobs], params, on_step=watch)
-    llm.close()
-    return statistics.median(found)
+def host_seconds(dtype: str, rows: int) -> float:
+    """CPU time beside a decode step, as bench_step.py takes it."""
+    llm = LLM(MODEL, dtype=dtype, num_blocks=1024)
+    executor = llm.engine.core.executor
+    assert isinstance(executor, ModelExecutor)
+    steps = decode_steps(llm, executor._decoder, rows, temperature=0.0)
+    return statistics.median(sum(step[part] for part in HOST) for step in steps)
 
 
-def profile(dtype: torch.dtype, seconds: float) -> None:
+def profile(dtype: torch.dtype, seconds: float, clock: Clock) -> None:
     name = str(dtype).removeprefix("torch.")
     steps = ModelSteps(MODEL, dtype, num_blocks=32 * 512 // BLOCK, block_size=BLOCK)
     for title, shape in SHAPES.items():
         parts = parts_of(steps, *shape)
         yardstick = Yardstick(dtype)
         calls = {"step": steps.step(*shape), **parts, **yardstick.calls()}
-        taken = in_turns(calls, seconds=seconds)
+        taken = in_turns(calls, seconds=seconds, clock=clock)
         limits = yardstick.limits(taken)
         rows, context, query = shape
         work = step_work(steps.model.config, dtype, rows, context, query)
         print(f"\n{name}, {title}, {len(taken['step'])} rounds; {limits}")
         show({part: fast(taken[part]) for part in ("step", *WORK)}, work, limits)
-        print(f"{'host':18}{host_seconds(name, rows, query) * 1e3:10.2f}")
+        if query == 1:
+            print(f"{'host':18}{host_seconds(name, rows) * 1e3:10.2f}")
 
 
 def show(times: dict[str, float], work: dict[str, Work], limits: Limits) -> None:
@@ -154,11 +151,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dtype", choices=("bfloat16", "float32"))
     parser.add_argument("--seconds", type=float, default=10.0, help="for each shape")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="of one thread: neighbours do not lengthen it"
+    )
     options = parser.parse_args()
+    if options.cpu_time:
+        os.environ[THREADS_VARIABLE] = "1"
+    clock = time.thread_time if options.cpu_time else time.perf_counter
     print_calibration()
-    print(f"{set_threads()} threads")
+    print(f"{set_threads()} threads{', CPU time' if options.cpu_time else ''}")
     for name in [options.dtype] if options.dtype else ["bfloat16", "float32"]:
-        profile(getattr(torch, name), options.seconds)
+        profile(getattr(torch, name), options.seconds, clock)
 
 
 if __name__ == "__main__":

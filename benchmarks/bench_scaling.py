@@ -1,6 +1,7 @@
 """How does the cost of a step grow with the batch and with the context, and that of the cache?
 
 Run: python benchmarks/bench_scaling.py [--dtype bfloat16|float32] [--seconds 20] [--plot FILE]
+         [--cpu-time]
 
   batch    a decode step of the embedded model, 1 to 64 rows of 256 tokens
   context  the same, 8 rows of 128 to 4,096 tokens
@@ -17,7 +18,9 @@ K/V are random and scheduling is left out. Nothing is asserted.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +33,7 @@ from pagedkv.bench.rounds import fast, in_turns
 from pagedkv.bench.steps import ModelSteps
 from pagedkv.bench.work import step_work, total
 from pagedkv.engine.build import set_threads
+from pagedkv.engine.machine import THREADS_VARIABLE
 
 MODEL, BLOCK = "smollm2-135m-instruct", 16
 BATCHES, BATCH_CONTEXT = (1, 2, 4, 8, 16, 32, 64), 256
@@ -39,7 +43,9 @@ MOST_SEQUENCES = (4096, 1_000_000)
 Curve = tuple[Sequence[int], list[float], list[float]]  # size, seconds, floor
 
 
-def curves(dtype: torch.dtype, wanted: Sequence[str], seconds: float) -> dict[str, Curve]:
+def curves(
+    dtype: torch.dtype, wanted: Sequence[str], seconds: float, clock: Callable[[], float]
+) -> dict[str, Curve]:
     """The curves of one dtype, all measured in turn."""
     shapes = {
         ("batch", batch): (batch, BATCH_CONTEXT) for batch in BATCHES if "batch" in wanted
@@ -48,7 +54,7 @@ def curves(dtype: torch.dtype, wanted: Sequence[str], seconds: float) -> dict[st
     steps = ModelSteps(MODEL, dtype, blocks, block_size=BLOCK)
     yardstick = Yardstick(dtype)
     calls = {point: steps.step(*shape) for point, shape in shapes.items()}
-    taken = in_turns({**calls, **yardstick.calls()}, seconds=seconds)
+    taken = in_turns({**calls, **yardstick.calls()}, seconds=seconds, clock=clock)
     limits = yardstick.limits(taken)
     print(f"\n{name_of(dtype)}, {len(taken['read'])} rounds; {limits}")
     found: dict[str, Curve] = {}
@@ -70,10 +76,11 @@ def print_curve(name: str, curve: Curve) -> None:
     sizes, times, floors = curve
     fixed = f"{BATCH_CONTEXT} tokens" if name == "batch" else f"{CONTEXT_BATCH} rows"
     print(f"{name:>8}{'ms':>10}{'floor':>10}{'share':>8}{'tokens/s':>10}   ({fixed})")
-    for size, time, least in zip(*curve, strict=True):
+    for size, taken, least in zip(*curve, strict=True):
         rows = size if name == "batch" else CONTEXT_BATCH
         print(
-            f"{size:>8}{time * 1e3:10.2f}{least * 1e3:10.2f}{least / time:8.0%}{rows / time:10.0f}"
+            f"{size:>8}{taken * 1e3:10.2f}{least * 1e3:10.2f}{least / taken:8.0%}"
+            f"{rows / taken:10.0f}"
         )
     unit = "row" if name == "batch" else "token of context"
     for label, values in (("measured", times), ("floor", floors)):
@@ -131,17 +138,23 @@ def main() -> None:
         "--curves", nargs="+", choices=("batch", "context", "cache"), default=["batch", "context"]
     )
     parser.add_argument("--plot", type=Path, help="HTML page of the curves")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="of one thread: neighbours do not lengthen it"
+    )
     options = parser.parse_args()
+    if options.cpu_time:
+        os.environ[THREADS_VARIABLE] = "1"
+    clock = time.thread_time if options.cpu_time else time.perf_counter
     if options.plot is not None:
         from pagedkv.simulation.charts import require_matplotlib
 
         require_matplotlib()
     print_calibration()
-    print(f"{set_threads()} threads")
+    print(f"{set_threads()} threads{', CPU time' if options.cpu_time else ''}")
     found = {}
     if {"batch", "context"} & set(options.curves):
         for name in [options.dtype] if options.dtype else ["bfloat16", "float32"]:
-            found[name] = curves(getattr(torch, name), options.curves, options.seconds)
+            found[name] = curves(getattr(torch, name), options.curves, options.seconds, clock)
             for curve, values in found[name].items():
                 print_curve(curve, values)
     if "cache" in options.curves:

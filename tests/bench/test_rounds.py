@@ -14,6 +14,16 @@ def test_calls_take_turns_and_the_first_round_does_not_count() -> None:
     assert {name: len(seconds) for name, seconds in taken.items()} == {"a": 2, "b": 2}
 
 
+def test_calls_are_timed_with_the_clock() -> None:
+    now = 0.0
+
+    def work() -> None:
+        nonlocal now
+        now += 2.0
+
+    assert in_turns({"a": work}, rounds=3, clock=lambda: now) == {"a": [2.0, 2.0, 2.0]}
+
+
 def test_the_fastest_tenth_keeps_its_slowest() -> None:
     assert fast([float(i) for i in reversed(range(20))]) == 2.0
     assert fast([3.0, 1.0]) == 1.0

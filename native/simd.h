@@ -11,6 +11,8 @@
 
 #if defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace pagedkv::PAGEDKV_ISA {
@@ -71,6 +73,19 @@ inline Vec broadcast(float x) { return Vec{x, x, x, x, x, x, x, x}; }
 #if defined(__AVX2__) && defined(__FMA__)
 
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+
+#elif defined(__aarch64__)
+
+// A register has half of the lanes.
+inline Vec fma(Vec a, Vec b, Vec c) {
+  float32x4_t x[2], y[2], z[2];
+  std::memcpy(x, &a, sizeof a);
+  std::memcpy(y, &b, sizeof b);
+  std::memcpy(z, &c, sizeof c);
+  for (int i = 0; i < 2; ++i) z[i] = vfmaq_f32(z[i], x[i], y[i]);
+  std::memcpy(&c, z, sizeof c);
+  return c;
+}
 
 #else
 

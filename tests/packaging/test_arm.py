@@ -1,7 +1,7 @@
 """The native kernels on 64-bit ARM: compiled for it and, under an emulator, run.
 
-They need a cross compiler and QEMU (Debian: g++-aarch64-linux-gnu, qemu-user). On an ARM machine its
-own compiler builds them, and they run as they are.
+They need a cross compiler and QEMU (Debian: g++-aarch64-linux-gnu, qemu-user). On an ARM machine
+its own compiler builds them, and they run as they are.
 """
 
 from __future__ import annotations

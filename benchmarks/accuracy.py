@@ -87,11 +87,12 @@ def transformers(model: Any) -> Logits:
     return logits
 
 
-def all_logits(model: Logits, prompts: Iterable[Sequence[int]]) -> list[torch.Tensor]:
-    return [torch.cat(list(model(prompt))) for prompt in prompts]
+def each_logits(model: Logits, prompts: Iterable[Sequence[int]]) -> Iterator[torch.Tensor]:
+    """[len(prompt), V] of one prompt after the other: those of all take 600 MB."""
+    return (torch.cat(list(model(prompt))) for prompt in prompts)
 
 
-def rms_error(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> float:
+def rms_error(got: Iterable[torch.Tensor], want: Iterable[torch.Tensor]) -> float:
     """Root mean square of the difference of logits [n, V], each row less its mean.
 
     A constant added to a row of logits changes no probability.

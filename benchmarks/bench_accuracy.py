@@ -20,7 +20,7 @@ import torch
 from accuracy import (
     NUM_PROMPTS,
     Logits,
-    all_logits,
+    each_logits,
     make_prompts,
     paged,
     perplexity,
@@ -67,19 +67,20 @@ def main() -> None:
     print(f"{len(prompts)} prompts of {sum(map(len, prompts))} tokens, text of {len(tokens)}")
 
     reference = transformers(transformers_model(exact.path, torch.float32))
-    want = all_logits(reference, prompts)
-    want_rounded = all_logits(
-        transformers(transformers_model(rounded.path, torch.bfloat16).float()), prompts
-    )
+    of_rounded = transformers(transformers_model(rounded.path, torch.bfloat16).float())
+    want = list(each_logits(reference, prompts))
+    want_rounded = list(each_logits(of_rounded, prompts))
     want_perplexity = perplexity(reference, tokens)
     print(f"\n{'bfloat16':20}{'rms error':>12}{'of rounded':>12}{'perplexity':>12}{'off':>10}")
     print(f"{'float32':20}{'':24}{want_perplexity:12.4f}")
 
     def show(name: str, model: Logits) -> None:
-        got, ours = all_logits(model, prompts), perplexity(model, tokens)
+        error = rms_error(each_logits(model, prompts), want)
+        arithmetic = rms_error(each_logits(model, prompts), want_rounded)
+        ours = perplexity(model, tokens)
         print(
-            f"{name:20}{rms_error(got, want):12.5f}{rms_error(got, want_rounded):12.5f}"
-            f"{ours:12.4f}{ours / want_perplexity - 1:+10.3%}",
+            f"{name:20}{error:12.5f}{arithmetic:12.5f}{ours:12.4f}"
+            f"{ours / want_perplexity - 1:+10.3%}",
             flush=True,
         )
 
@@ -89,9 +90,10 @@ def main() -> None:
 
     print(f"\n{'float32':20}{'rms error':>12}{'largest':>12}")
     for name, model in our_paths(torch.float32, options.backend):
-        got = all_logits(model, prompts)
-        largest = max(float((a - b).abs().max()) for a, b in zip(got, want, strict=True))
-        print(f"{name:20}{rms_error(got, want):12.2e}{largest:12.2e}", flush=True)
+        error = rms_error(each_logits(model, prompts), want)
+        pairs = zip(each_logits(model, prompts), want, strict=True)
+        largest = max(float((got - exact).abs().max()) for got, exact in pairs)
+        print(f"{name:20}{error:12.2e}{largest:12.2e}", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import torch
 
 from accuracy import (
     Logits,
-    all_logits,
+    each_logits,
     make_prompts,
     paged,
     perplexity,
@@ -70,11 +70,11 @@ class Errors:
 
     def __init__(self, exact: Logits, theirs: Logits, prompts: Sequence[Sequence[int]]) -> None:
         self.prompts = prompts
-        self.want = all_logits(exact, prompts)
-        self.bar = rms_error(all_logits(theirs, prompts), self.want)
+        self.want = list(each_logits(exact, prompts))
+        self.bar = rms_error(each_logits(theirs, prompts), self.want)
 
     def compare(self, ours: Logits, path: str) -> None:
-        error = rms_error(all_logits(ours, self.prompts), self.want)
+        error = rms_error(each_logits(ours, self.prompts), self.want)
         bar = self.bar * LUCK if path == "torch" else self.bar
         assert 0 < error <= bar, f"{path}: {error} against {self.bar} of transformers"
 

@@ -27,16 +27,17 @@ def built() -> tuple[list[str], list[Path]]:
     """Flags, and the sources that every machine compiles, as CMakeLists.txt has them."""
     text = (ROOT / "CMakeLists.txt").read_text()
     options = re.findall(r"^target_compile_options\(_native PRIVATE (.*)\)$", text, re.M)
+    standard = re.search(r"cxx_std_(\d+)", text)
     module = re.search(r"nanobind_add_module\((.*?)\)", text, re.S)
-    assert options and module
+    assert options and standard and module
     sources = [ROOT / name for name in re.findall(r"native/\w+\.cpp", module[1])]
     assert ROOT / "native" / "module.cpp" in sources and len(sources) > 5
-    return " ".join(options).split(), sources
+    return [f"-std=c++{standard[1]}", *" ".join(options).split()], sources
 
 
 def compile_for_arm(*args: str | Path) -> None:
     flags, _ = built()
-    command = [COMPILER, "-std=c++17", *flags, "-Werror", f"-I{ROOT / 'native'}", *map(str, args)]
+    command = [COMPILER, *flags, "-Werror", f"-I{ROOT / 'native'}", *map(str, args)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
 

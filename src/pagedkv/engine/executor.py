@@ -28,6 +28,8 @@ from pagedkv.tiers.interface import Tier, UInt8
 
 # Rows whose log-softmax is computed at a time: bounds the float64 scratch, not the result.
 _SCORE_ROWS = 32
+# Rows of logits whose memory is kept: more are wanted by prompts that are scored, now and then.
+_KEPT_ROWS = 256
 
 
 class ModelExecutor:
@@ -51,6 +53,7 @@ class ModelExecutor:
         self._mover = None if tier is None else Mover(_Payloads(backend), tier)
         self._mirror = TableMirror()
         self._pending: tuple[Step, AttentionBatch] | None = None
+        self._logits = torch.empty(0, decoder.config.vocab_size)
 
     def submit(self, step: Step) -> Ticket:
         tables = self._mirror.apply(step, self._backend.spec.block_size)
@@ -79,6 +82,7 @@ class ModelExecutor:
             self._backend,
             plan,
             torch.from_numpy(np.array(wanted.tokens, np.int64)),
+            self._room(len(wanted.tokens)),
         )
         sampling = time.perf_counter()
         draws = draw_all(logits, wanted.drawn, step.samples, self._grammars)
@@ -105,6 +109,14 @@ class ModelExecutor:
             transfers=transfers,
             sample_duration=end - sampling,
         )
+
+    def _room(self, rows: int) -> torch.Tensor | None:
+        """Memory for the logits of so many rows, kept from step to step; None: too many."""
+        if rows > _KEPT_ROWS:
+            return None
+        if rows > len(self._logits):
+            self._logits = torch.empty(min(2 * rows, _KEPT_ROWS), self._logits.shape[1])
+        return self._logits
 
 
 class _Payloads:

@@ -55,18 +55,21 @@ class Decoder:
         backend: AttentionBackend,
         plan: Plan,
         rows: torch.Tensor,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run one ragged batch: writes its K/V through the plan, returns float32 logits [m, V].
 
         tokens, positions: int32 or int64 [T], 0 <= token < V, 0 <= position <
         max_position_embeddings. rows: int64 [m], indices into T; only these rows get logits, and
-        m may be 0. The caller owns the result.
+        m may be 0. The caller owns the result. out: float32 [>= m, V], contiguous, whose first rows
+        may serve for it: to take fresh memory for the logits of a large batch costs a good part of
+        a millisecond.
         """
         x = embed(self._embedding, tokens)
         cos, sin = self._rotary.at(positions)
         step = backend.native_step(plan)
         if self._native is not None and step is not None:
-            return self._native.forward(x, cos.squeeze(1), sin.squeeze(1), step, rows)
+            return self._native.forward(x, cos.squeeze(1), sin.squeeze(1), step, rows, out)
         for index, layer in enumerate(self._layers):
             x = layer(index, x, cos, sin, backend, plan)
         x = rms_norm(x[rows], self.weights.norm, self.config.rms_norm_eps)

@@ -47,12 +47,16 @@ class NativeDecoder:
         sin: torch.Tensor,
         step: NativeStep,
         rows: torch.Tensor,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Embedded tokens [T, hidden] to float32 logits [m, V] of rows int64 [m], a new tensor.
+        """Embedded tokens [T, hidden] to float32 logits [m, V] of rows int64 [m].
 
-        cos, sin: float32 [T, D / 2]. Writes the K/V of all layers through the step's plan.
+        cos, sin: float32 [T, D / 2]. Writes the K/V of all layers through the step's plan. The
+        result is the first rows of `out` [>= m, V], or a new tensor.
         """
-        logits = torch.empty((len(rows), self._vocabulary), dtype=torch.float32)
+        if out is None:
+            out = torch.empty((len(rows), self._vocabulary), dtype=torch.float32)
+        logits = out[: len(rows)]
         self._decoder.forward(
             step.store,
             step.tasks,

@@ -48,7 +48,8 @@ class Ready:
         scale = torch.Generator().manual_seed(0)
         self._logits = 3 * torch.randn(max(SEQUENCES), vocabulary, generator=scale)
 
-    def forward(self, tokens: Any, positions: Any, backend: Any, plan: Any, wanted: Any) -> Any:
+    def forward(self, *args: Any) -> Any:
+        wanted = args[4]
         return self._logits[: len(wanted)]
 
 

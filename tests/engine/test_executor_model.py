@@ -77,6 +77,7 @@ class Breaking:
 
     def __init__(self, decoder: Any, spoil: Any) -> None:
         self._decoder, self._spoil, self._calls = decoder, spoil, 0
+        self.config = decoder.config
 
     def forward(self, *args: Any) -> torch.Tensor:
         logits = self._decoder.forward(*args).clone()

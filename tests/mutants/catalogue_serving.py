@@ -106,8 +106,8 @@ MUTANTS = (
         "who waits loses its seat to strangers",
         ("bounded waiting",),
         "scheduling/planning.py",
-        "if self._roster.num_samples + seats + len(request.live) > self.config.seats:",
-        "if self._roster.num_samples + len(request.live) > self.config.seats:",
+        "if running.samples + seats + len(request.live) > self.config.seats:",
+        "if running.samples + len(request.live) > self.config.seats:",
         (_SIBLINGS + "a_sibling_does_not_hold_up_strangers_and_keeps_its_place",),
     ),
     Mutant(

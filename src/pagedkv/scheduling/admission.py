@@ -85,11 +85,12 @@ class Admission:
         running: Sequence[Request],
         rows: Sequence[Row],
         limit: int,
+        most_promised: int,
     ) -> Shortage | None:
         """None: it may start.
 
         ahead: of those that wait for this step, whose blocks are set aside. rows: of this step.
-        limit: most tokens that the request computes in this step.
+        limit: most tokens that the request computes in this step. most_promised: of `running`.
         """
         manager, mode = self._manager, self._config.admission
         watermark = self._watermark if running else 0
@@ -102,7 +103,9 @@ class Admission:
         if mode == "first_chunk":
             taken = manager.demand([row.branch.seq for row in rows], [row.count for row in rows])
             return compare(mode, taken + self._first_blocks(demand, limit), room)
-        short = compare("prompt", self._promised(running) + demand.blocks, room)
+        short = None
+        if most_promised + demand.blocks > room:
+            short = compare("prompt", self._promised(running) + demand.blocks, room)
         if short is not None or mode == "prompt" or not running:
             return short
         whole = manager.num_blocks - manager.num_draining_blocks - watermark
@@ -118,6 +121,16 @@ class Admission:
         """Blocks of the request's first chunk."""
         end = min(len(demand.request.common_tokens()), demand.cached + limit)
         return max(0, -(-end // self._manager.block_size) - demand.shared)
+
+    def most_promised(self, running: Sequence[Request]) -> int:
+        """A bound of `_promised`: a sum over the requests, so it can be kept up."""
+        size = self._manager.block_size
+        # A branch takes no more than its full blocks, the ends of the first and last, and a copy.
+        return sum(
+            (branch.known - branch.computed) // size + 3 + request.own_blocks(branch.members, size)
+            for request in running
+            for branch in request.branches
+        )
 
     def _promised(self, running: Sequence[Request]) -> int:
         """Blocks that the known tokens of the running requests still need."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from pagedkv.cache import BlockManager
 from pagedkv.scheduling.admission import Admission, Demand, Shortage, admission_demand, widen
@@ -177,15 +178,17 @@ class Planner:
         leaders = Leaders(self.manager, rows)
         passed: list[Demand] = []
         started = [load.branch.request for load in loads]  # by this plan: nobody's victims
+        running = _Totals.of(roster.running, rows, self._admission)
         seats = 0  # set aside
         for held in roster.held_back():
             most = roster.tenants[held.tenant].max_running
             self.log.wait(held.id, "quota", tenant=held.tenant, max_running=most)
         try:
             while budget > 0 and (request := roster.next(now)) is not None:
-                if self._roster.num_samples + seats + len(request.live) > self.config.seats:
+                if running.samples + seats + len(request.live) > self.config.seats:
                     if self._make_room(request, rows, started, num_seats, self.config.seats):
                         budget, leaders = _unused(rows, whole), Leaders(self.manager, rows)
+                        running = _Totals.of(roster.running, rows, self._admission)
                         continue
                     self._log_wait(
                         request,
@@ -199,16 +202,16 @@ class Planner:
                     self._deltas += roster.cut_short(request)
                     continue
                 demand = admission_demand(self.manager, request, leaders, self._spare(request, now))
-                prefills = [row.branch.request for row in rows if row.branch.pending > 1]
-                turns = Turns.of(roster.policy, prefills, request)
+                turns = Turns.of(roster.policy, running.prefills, request)
                 share = self._prefill_limit(request, total, turns)
                 limit = min(budget, share)
                 short = self._admission.shortage(
-                    demand, passed, roster.running, [*rows, *loads], limit
+                    demand, passed, roster.running, [*rows, *loads], limit, running.promised
                 )
                 if short is not None:
                     if self._make_room(request, rows, started, num_slots, slots, short):
                         budget, leaders = _unused(rows, whole), Leaders(self.manager, rows)
+                        running = _Totals.of(roster.running, rows, self._admission)
                         continue
                     self._log_wait(request, short.reason, demand=demand.blocks, **short._asdict())
                     break
@@ -219,7 +222,9 @@ class Planner:
                     seats += len(request.live)
                     continue
                 started.append(request)
-                branch = self._start(request, demand.blocks, now)
+                branch = self._start(request, demand.blocks, now, running.samples)
+                running.samples += len(request.live)
+                running.promised += self._admission.most_promised([request])
                 if branch.below and branch.below[0][0] <= branch.computed:
                     self._load(branch, rows, loads)
                     continue
@@ -228,6 +233,8 @@ class Planner:
                 budget -= row.count
                 rows.append(row)
                 leaders.add(row)
+                if branch.pending > 1:
+                    running.prefills.append(request)
         finally:
             for demand in passed:
                 demand.request.num_passings += 1
@@ -274,21 +281,21 @@ class Planner:
     def _log_wait(self, request: Request, reason: str, **numbers: object) -> None:
         """The request was first in line and is not admitted."""
         if not self.log.still_waits(request.id, reason):
-            self.log.wait(request.id, reason, **numbers, **self._pool())
+            self.log.wait(request.id, reason, **numbers, **self._pool(self._roster.num_samples))
 
-    def _pool(self) -> dict[str, int]:
-        """Numbers of decisions about admission."""
+    def _pool(self, taken: int) -> dict[str, int]:
+        """Numbers of decisions about admission. taken: seats."""
         return {
             "free": self.manager.num_free_blocks,
             "cached": self.manager.num_cached_blocks,
             "running": len(self._roster.running),
-            "taken": self._roster.num_samples,
+            "taken": taken,
             "waiting": len(self._roster.waiting),
         }
 
-    def _start(self, request: Request, demand: int, now: float) -> Branch:
+    def _start(self, request: Request, demand: int, now: float, taken: int) -> Branch:
         """Opens the request's common part."""
-        pool, again = self._pool(), request.admitted
+        pool, again = self._pool(taken), request.admitted
         common = request.common_tokens()
         lookup = request.lookup_tokens(common)
         seq = self.manager.open(lookup, request.namespace, request.public)
@@ -308,6 +315,26 @@ class Planner:
             **pool,
         )
         return branch
+
+
+@dataclass(slots=True)
+class _Totals:
+    """What admission has to know of all who run, kept up while it lets more of them in.
+
+    samples: seats taken. prefills: of the step's rows. promised: see `Admission.most_promised`.
+    """
+
+    samples: int
+    prefills: list[Request]
+    promised: int
+
+    @classmethod
+    def of(cls, running: Sequence[Request], rows: Sequence[Row], admission: Admission) -> _Totals:
+        return cls(
+            sum(len(branch.members) for request in running for branch in request.branches),
+            [row.branch.request for row in rows if row.branch.pending > 1],
+            admission.most_promised(running),
+        )
 
 
 def _unused(rows: Sequence[Row], budget: int) -> int:

@@ -83,7 +83,7 @@ def ours_over_http(place: Place) -> Setting:
 
 def llamacpp(place: Place) -> tuple[list[Setting], list[Missing]]:
     program = place.llama_program("llama-server")
-    if lacking := absent("llama.cpp", program, place.gguf):
+    if lacking := absent(place, "llama.cpp", program, place.gguf):
         return [], lacking
     options: dict[str, Any] = {
         "program": str(program),
@@ -109,7 +109,7 @@ def llamacpp(place: Place) -> tuple[list[Setting], list[Missing]]:
 
 def vllm(place: Place) -> tuple[list[Setting], list[Missing]]:
     python = place.folder / "v-vllm" / "bin" / "python"
-    if lacking := absent("vLLM", python):
+    if lacking := absent(place, "vLLM", python):
         return [], lacking
     options: dict[str, Any] = {
         "model": str(embedded_folder(getattr(torch, place.dtype))),
@@ -120,15 +120,9 @@ def vllm(place: Place) -> tuple[list[Setting], list[Missing]]:
     }
     module = "peers.adapters.vllm"
     settings = [Setting("vLLM", "default settings", module, str(python), options)]
+    folders = (place.folder / "v-vllm" / "lib", Path("/usr/lib"))
     libraries = {
-        name: next(
-            (
-                p
-                for top in (place.folder / "v-vllm" / "lib", Path("/usr/lib"))
-                for p in sorted(top.rglob(name))
-            ),
-            None,
-        )
+        name: next((path for folder in folders for path in folder.rglob(name)), None)
         for name in PRELOADED
     }
     lacking = [
@@ -148,7 +142,7 @@ def vllm(place: Place) -> tuple[list[Setting], list[Missing]]:
 def openvino(place: Place) -> tuple[list[Setting], list[Missing]]:
     python = place.folder / "v-ov" / "bin" / "python"
     model = place.folder / "ir-fp32"
-    if lacking := absent("OpenVINO GenAI", python, model):
+    if lacking := absent(place, "OpenVINO", python, model):
         return [], lacking
     options: dict[str, Any] = {
         "model": str(model),
@@ -174,11 +168,8 @@ def openvino(place: Place) -> tuple[list[Setting], list[Missing]]:
     ], []
 
 
-def absent(what: str, *paths: Path) -> list[Missing]:
+def absent(place: Place, engine: str, *paths: Path) -> list[Missing]:
     """What of an engine is not there, if anything."""
-    lacking = [path for path in paths if not path.exists()]
-    if not lacking:
-        return []
-    folder = "FOLDER"
-    where = ", ".join(path.name for path in lacking)
-    return [Missing(f"{what} ({where})", f"benchmarks/peers/install.sh {folder}")]
+    lacking = ", ".join(path.name for path in paths if not path.exists())
+    remedy = f"benchmarks/peers/install.sh {place.folder} {engine.lower()}"
+    return [Missing(f"{engine} ({lacking})", remedy)] if lacking else []

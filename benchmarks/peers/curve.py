@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pagedkv.engine.machine import granted_threads
@@ -18,8 +18,11 @@ from peers.engines import EngineProcess, Setting
 from peers.tables import columns
 from peers.workloads import Workload, marked
 
+Point = tuple[int, int]  # batch, context
+Speeds = tuple[list[float], list[float]]  # tokens a second, one a round: ours, llama.cpp's
+
 OUTPUT = 48  # decode steps of a measurement
-POINTS = (  # batch, context
+POINTS: tuple[Point, ...] = (
     *((batch, 128) for batch in (1, 2, 4, 8, 16, 32, 64)),
     *((batch, context) for batch in (1, 8) for context in (256, 512, 1024, 2048, 4096)),
 )
@@ -30,52 +33,61 @@ ROUND = 256  # the context of a sequence is a multiple of it, as in llama.cpp it
 def print_curves(place: Place, rounds: int, file: Path | None, say: Callable[[str], None]) -> None:
     """Both in turn at every point, `rounds` times after a first one that does not count."""
     program = place.llama_program("llama-batched-bench")
-    lacking = absent("llama.cpp", program, place.gguf)
+    missing = absent(place, "llama.cpp", program, place.gguf)
     options = {"model": EMBEDDED_MODEL, "dtype": place.dtype, "kv_bytes": KV_BYTES}
     module = "peers.adapters.pagedkv_decode"
     setting = Setting(OURS, "decoding alone", module, sys.executable, options)
-    ours: dict[tuple[int, int], list[float]] = {point: [] for point in POINTS}
-    theirs: dict[tuple[int, int], list[float]] = {point: [] for point in POINTS}
+    curve: dict[Point, Speeds] = {point: ([], []) for point in POINTS}
     with EngineProcess(setting) as engine:
         for turn in range(rounds + 1):
-            for number, (batch, context) in enumerate(POINTS):
-                prompts = tuple(([i + j for j in range(context)], OUTPUT) for i in range(batch))
-                workload = Workload("decode", f"batch {batch}, context {context}", prompts)
+            for number, point in enumerate(POINTS):
                 time.sleep(SETTLE_SECONDS)
-                answer = engine.run("decode", marked(workload, turn * len(POINTS) + number))
-                mine, other = batch * OUTPUT / answer["seconds"], None
-                if not lacking:
+                found = [decode_rate(engine, *point, run=turn * len(POINTS) + number)]
+                if not missing:
                     time.sleep(SETTLE_SECONDS)
-                    other = batched_bench(program, place, batch, context)
-                say(f"round {turn} {workload.title}: {mine:.0f} tokens/s, llama.cpp {other}")
+                    found.append(batched_bench(program, place, *point))
+                shown = ", ".join(f"{rate:.0f}" for rate in found)
+                say(f"round {turn} batch {point[0]}, context {point[1]}: {shown} tokens/s")
                 if turn:
-                    ours[batch, context].append(mine)
-                    if other is not None:
-                        theirs[batch, context].append(other)
+                    for rates, rate in zip(curve[point], found, strict=False):
+                        rates.append(rate)
+    print(f"\ndecoding, {place.dtype}, {OUTPUT} tokens a sequence, medians of {rounds} rounds\n")
+    print("\n".join(curve_table(curve)))
+    for lack in missing:
+        print(f"missing: {lack.what}: {lack.remedy}")
+    if file is not None:
+        points = [
+            {"batch": batch, "context": context, OURS: ours, "llama.cpp": theirs}
+            for (batch, context), (ours, theirs) in curve.items()
+        ]
+        file.write_text(json.dumps({"dtype": place.dtype, "points": points}, indent=1) + "\n")
+
+
+def curve_table(curve: Mapping[Point, Speeds]) -> list[str]:
+    """Medians over the rounds; the ratio is one within each round."""
     rows = [["batch", "context", f"{OURS}, tokens/s", "llama.cpp, tokens/s", "ratio", "step, ms"]]
-    for (batch, context), speeds in ours.items():
-        others = theirs[batch, context]
-        ratios = [mine / other for mine, other in zip(speeds, others, strict=False)]
-        middle = statistics.median(speeds)
+    for (batch, context), (ours, theirs) in curve.items():
+        middle = statistics.median(ours)
+        ratios = [mine / other for mine, other in zip(ours, theirs, strict=False)]
         rows.append(
             [
                 str(batch),
                 str(context),
                 f"{middle:.0f}",
-                f"{statistics.median(others):.0f}" if others else "-",
-                f"{statistics.median(ratios):.2f}" if others else "-",
+                f"{statistics.median(theirs):.0f}" if theirs else "-",
+                f"{statistics.median(ratios):.2f}" if ratios else "-",
                 f"{batch / middle * 1e3:.1f}",
             ]
         )
-    print(f"\ndecoding, {place.dtype}, {OUTPUT} tokens a sequence, medians of {rounds} rounds\n")
-    print("\n".join(columns(rows)))
-    for lack in lacking:
-        print(f"missing: {lack.what}: {lack.remedy}")
-    if file is not None:
-        points = [
-            {"batch": b, "context": c, OURS: ours[b, c], "llama.cpp": theirs[b, c]} for b, c in ours
-        ]
-        file.write_text(json.dumps({"dtype": place.dtype, "points": points}, indent=1) + "\n")
+    return columns(rows)
+
+
+def decode_rate(engine: EngineProcess, batch: int, context: int, run: int) -> float:
+    """Tokens a second that ours decodes. run: as for `marked`."""
+    prompts = tuple(([i + j for j in range(context)], OUTPUT) for i in range(batch))
+    workload = Workload("decode", "", prompts)
+    seconds: float = engine.run(workload.name, marked(workload, run))["seconds"]
+    return batch * OUTPUT / seconds
 
 
 def batched_bench(program: Path, place: Place, batch: int, context: int) -> float:

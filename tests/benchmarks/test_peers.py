@@ -10,6 +10,7 @@ import pytest
 from pagedkv.bench.limits import Limits
 from peers.catalogue import Place, catalogue
 from peers.compare import Comparison, Run, alike, compare, slow
+from peers.curve import curve_table
 from peers.engines import BENCHMARKS, EngineDied, EngineProcess, Setting
 from peers.floor import Shape, floor_seconds
 from peers.tables import settings_tables, speed_table
@@ -189,8 +190,15 @@ def test_peers_that_are_not_there_are_named_with_a_remedy(tmp_path: Path) -> Non
     settings, missing = catalogue(Place(tmp_path, "bfloat16"))
     assert [setting.engine for setting in settings] == ["pagedkv"]
     named = " ".join(lack.what for lack in missing)
-    assert all(peer in named for peer in ("llama.cpp", "vLLM", "OpenVINO GenAI"))
+    assert all(peer in named for peer in ("llama.cpp", "vLLM", "OpenVINO"))
     assert all("install.sh" in lack.remedy for lack in missing)
+
+
+def test_the_curve_of_decoding() -> None:
+    both = {(1, 128): ([20.0, 10.0, 20.0], [10.0, 5.0, 10.0]), (8, 256): ([80.0], list[float]())}
+    _, one, eight = curve_table(both)
+    assert one.split() == ["1", "128", "20", "10", "2.00", "50.0"]
+    assert eight.split() == ["8", "256", "80", "-", "-", "100.0"]
 
 
 def test_hopeless_settings_are_measured_against_their_own_engine() -> None:

@@ -9,7 +9,9 @@ of each counts. A part runs for all layers in turn, so that its weights come fro
 step. The floor is the larger of its bytes over the bandwidth and its operations over the matrix
 rate, both of this run; the share is that of the whole step. "rest" is what the parts do not
 explain: norms, rotations, activations, sums, and what one part leaves in the caches for the next.
-"host" is what scheduler, block manager and output take beside a decode step, by CPU time, as
+"inside ms" is what the native decoder's own clock says of the part within the step, norms and
+rotations included: time by the wall, also with --cpu-time. "host" is what
+scheduler, block manager and output take beside a decode step, by CPU time, as
 bench_step.py prints it. docs/reference/where_a_step_goes.md says how to read it.
 """
 
@@ -54,6 +56,17 @@ MATRICES = {  # of a layer's weights, and their part
     "up": "gate and up",
     "down": "down",
 }
+# The phases that the native decoder times, and their part.
+PHASES = {
+    "embedding": "embedding",
+    "norm, QKV": "QKV",
+    "rotation, write": "write, attention",
+    "attention": "write, attention",
+    "output projection": "output",
+    "norm, gate, up, SiLU": "gate and up",
+    "down projection": "down",
+    "norm, head": "head",
+}
 # Parts of `step_work` under the names that they have here, where each is measured alone.
 WORK = {
     "embedding": ("embedding",),
@@ -97,6 +110,25 @@ def parts_of(steps: ModelSteps, rows: int, context: int, query: int) -> dict[str
     }
 
 
+def with_phases(steps: ModelSteps, step: Part) -> tuple[Part, dict[str, list[float]]]:
+    """The step, and the seconds that each part took inside of it, a call each."""
+    decoder = steps.model.decoder._native
+    inside: dict[str, list[float]] = {}
+
+    def run() -> None:
+        before = {} if decoder is None else decoder.profile()
+        step()
+        after = {} if decoder is None else decoder.profile()
+        taken: dict[str, float] = {}
+        for phase, part in PHASES.items():
+            if phase in after:
+                taken[part] = taken.get(part, 0.0) + after[phase] - before[phase]
+        for part, seconds in taken.items():
+            inside.setdefault(part, []).append(seconds)
+
+    return run, inside
+
+
 def call_all(calls: Sequence[Part]) -> None:
     for call in calls:
         call()
@@ -117,33 +149,48 @@ def profile(dtype: torch.dtype, seconds: float, clock: Clock) -> None:
     for title, shape in SHAPES.items():
         parts = parts_of(steps, *shape)
         yardstick = Yardstick(dtype)
-        calls = {"step": steps.step(*shape), **parts, **yardstick.calls()}
+        step, inside = with_phases(steps, steps.step(*shape))
+        calls = {"step": step, **parts, **yardstick.calls()}
         taken = in_turns(calls, seconds=seconds, clock=clock)
         limits = yardstick.limits(taken)
         rows, context, query = shape
         work = step_work(steps.model.config, dtype, rows, context, query)
         print(f"\n{name}, {title}, {len(taken['step'])} rounds; {limits}")
-        show({part: fast(taken[part]) for part in ("step", *WORK)}, work, limits)
+        times = {part: fast(taken[part]) for part in ("step", *WORK)}
+        show(times, work, limits, {part: fast(found) for part, found in inside.items()})
         if query == 1:
             print(f"{'host':18}{host_seconds(name, rows) * 1e3:10.2f}")
 
 
-def show(times: dict[str, float], work: dict[str, Work], limits: Limits) -> None:
-    print(f"{'':18}{'ms':>10}{'share':>8}{'floor ms':>10}{'of it':>8}{'GB/s':>8}{'GFLOP/s':>9}")
+def show(
+    times: dict[str, float], work: dict[str, Work], limits: Limits, inside: dict[str, float]
+) -> None:
+    print(
+        f"{'':18}{'ms':>10}{'share':>8}{'floor ms':>10}{'of it':>8}{'GB/s':>8}{'GFLOP/s':>9}"
+        f"{'inside ms':>11}"
+    )
     whole = times.pop("step")
     for part, seconds in times.items():
-        show_row(part, seconds, whole, total(work[name] for name in WORK[part]), limits)
+        own = total(work[name] for name in WORK[part])
+        show_row(part, seconds, whole, own, limits, inside.get(part))
     rest = whole - sum(times.values())
     print(f"{'rest':18}{rest * 1e3:10.2f}{rest / whole:8.1%}")
     show_row("step", whole, whole, total(work.values()), limits)
 
 
-def show_row(name: str, seconds: float, whole: float, work: Work, limits: Limits) -> None:
+def show_row(
+    name: str,
+    seconds: float,
+    whole: float,
+    work: Work,
+    limits: Limits,
+    inside: float | None = None,
+) -> None:
     floor = limits.floor(work.num_bytes, work.operations)
     print(
         f"{name:18}{seconds * 1e3:10.2f}{seconds / whole:8.1%}{floor * 1e3:10.2f}"
         f"{floor / seconds:8.0%}{work.num_bytes / seconds / 1e9:8.1f}"
-        f"{work.operations / seconds / 1e9:9.1f}"
+        f"{work.operations / seconds / 1e9:9.1f}{'' if inside is None else f'{inside * 1e3:11.2f}'}"
     )
 
 

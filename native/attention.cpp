@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 namespace pagedkv {
 namespace {
@@ -71,9 +72,12 @@ Shape Attention::shape() const {
 
 void Attention::run(const Plan& plan, int64_t layer, Tokens q, Tokens k, Tokens v, Tokens out) {
   const int64_t num_tokens = static_cast<int64_t>(plan.slots().size());
-  Barrier barrier(plan.num_threads());
+  std::optional<Barrier> started;  // of the threads that OpenMP grants, which may be fewer
 #pragma omp parallel num_threads(plan.num_threads())
   {
+#pragma omp single
+    started.emplace(omp_get_num_threads());
+    Barrier& barrier = *started;
 #pragma omp for schedule(static) nowait
     for (int64_t token = 0; token < num_tokens; ++token) write(plan, layer, token, k, v);
     barrier.wait();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <optional>
 
 #include "product.h"
 
@@ -68,9 +69,12 @@ void Decoder::forward(Attention& attention, const Plan& plan, const StepInput& i
   const int threads = products < kProductsAlone ? 1 : plan.max_threads();
   reserve(tokens, input.num_wanted, threads);
   std::exception_ptr failure;
-  Team team(threads, profile_);
+  std::optional<Team> started;  // of the threads that OpenMP grants, which may be fewer
 #pragma omp parallel num_threads(threads)
   {
+#pragma omp single
+    started.emplace(omp_get_num_threads(), profile_);
+    Team& team = *started;
     embed(input, tokens, team);
     for (int64_t layer = 0; layer < num_layers() && !failure; ++layer) {
       attend(attention, plan, layer, input, team);

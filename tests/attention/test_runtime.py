@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -12,8 +13,14 @@ from pagedkv.attention import make_backend
 from pagedkv.attention.native import import_native
 
 
-def in_new_process(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+def in_new_process(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -51,3 +58,20 @@ def test_isa_is_one_that_the_processor_has() -> None:
     assert native.isa() == native.available_isas()[-1]
     if native.isa() == "avx2":
         assert native.cpu_features()["avx2"] and native.cpu_features()["fma"]
+
+
+def test_threads_that_are_not_granted_are_not_waited_for() -> None:
+    code = """
+import numpy as np, torch
+from pagedkv.attention import AttentionBatch, KVSpec, make_backend
+torch.set_num_threads(2)
+spec = KVSpec(1, 8, 8, 64, 64, 16, torch.float32)
+backend = make_backend("native", spec)
+tables = np.arange(1, 65, dtype=np.int32)[None]
+lens, slots = np.array([1000], np.int32), np.arange(16, 1016)
+plan = backend.plan(AttentionBatch(lens, lens, tables, slots))
+assert plan.tasks.num_threads == 2
+q = torch.zeros(1000, 8, 64)
+print(backend.run(plan, 0, q, q, q).sum().item())
+"""
+    assert in_new_process(code, OMP_THREAD_LIMIT="1") == "0.0"

@@ -34,29 +34,35 @@ void store_output(const float* accumulated, float total, int dim, std::byte* out
   for (int d = 0; d < dim; ++d) from_float(accumulated[d] * inverse, target + d);
 }
 
-// By how much the old and the new state of a vector weigh; the one of the larger maximum by one.
+// By how much the old and the new states of vectors, one a lane, weigh; the one of the larger
+// maximum by one.
 struct Blend {
-  float old_weight, new_weight;
+  Wide old_weight, new_weight;
 };
 
-inline Blend blend(float from_maximum, float from_sum, float* maximum, float* total) {
-  const bool rises = from_maximum > *maximum;
-  const float less = exp2(rises ? *maximum - from_maximum : from_maximum - *maximum);
-  const Blend weights = rises ? Blend{less, 1.0f} : Blend{1.0f, less};
-  if (rises) *maximum = from_maximum;
-  *total = *total * weights.old_weight + from_sum * weights.new_weight;
+inline Blend blend(Wide from_maximum, Wide from_sum, Wide& maximum, Wide& total) {
+  const auto rises = from_maximum > maximum;
+  const Wide one = splat(1.0f);
+  const Wide less = exp2(rises ? maximum - from_maximum : from_maximum - maximum);
+  const Blend weights = {rises ? less : one, rises ? one : less};
+  maximum = rises ? from_maximum : maximum;
+  total = total * weights.old_weight + from_sum * weights.new_weight;
   return weights;
 }
 
-inline Wide blended(Wide old_values, Wide new_values, Blend weights) {
-  return fma(old_values, splat(weights.old_weight), new_values * splat(weights.new_weight));
+// acc = acc * old_weight + from * new_weight.
+inline void blend_into(float* accumulated, Wide from, Wide old_weight, Wide new_weight) {
+  store_wide(accumulated, fma(load_wide(accumulated), old_weight, from * new_weight));
 }
 
 inline void merge(int padded_state, float from_maximum, float from_sum, const float* from,
                   float* maximum, float* total, float* accumulated) {
-  const Blend weights = blend(from_maximum, from_sum, maximum, total);
+  Wide maxima = splat(*maximum), sums = splat(*total);
+  const Blend weights = blend(splat(from_maximum), splat(from_sum), maxima, sums);
+  *maximum = maxima[0];
+  *total = sums[0];
   for (int d = 0; d < padded_state; d += kWideLanes) {
-    store_wide(accumulated + d, blended(load_wide(accumulated + d), load_wide(from + d), weights));
+    blend_into(accumulated + d, load_wide(from + d), weights.old_weight, weights.new_weight);
   }
 }
 
@@ -123,7 +129,8 @@ struct Rows {
   const SpanTask& task;
   int i;
   bool leads;  // the first vectors of a tile wait for memory
-  Blend weights[M];
+  static constexpr int kPadded = (M + kWideLanes - 1) / kWideLanes * kWideLanes;
+  alignas(64) float old_weights[kPadded], new_weights[kPadded];  // of the state, of the span
 
   const int32_t* limits() const { return task.limits + i; }
   int seen() const { return limits()[M - 1]; }
@@ -161,20 +168,26 @@ struct Rows {
     }
   }
 
-  // Turns row m's scores into weights relative to their maximum, in place, and merges what is known
-  // then into its state.
-  void soften(int m) {
+  // The largest score that row m sees; what it does not see becomes minus infinity.
+  float highest(int m) const {
     float* row = task.scores + m * kScoreStride;
     const int limit = limits()[m], end = static_cast<int>(round_up(limit, kGroup));
     for (int j = limit; j < end; ++j) row[j] = kMinusInfinity;
-    Wide highest[kGroupVectors], total[kGroupVectors];
-    for (int v = 0; v < kGroupVectors; ++v) highest[v] = load_wide(row + v * kWideLanes);
+    Wide most[kGroupVectors];
+    for (int v = 0; v < kGroupVectors; ++v) most[v] = load_wide(row + v * kWideLanes);
     for (int j = kGroup; j < end; j += kGroup) {
       for (int v = 0; v < kGroupVectors; ++v) {
-        highest[v] = larger(highest[v], load_wide(row + j + v * kWideLanes));
+        most[v] = larger(most[v], load_wide(row + j + v * kWideLanes));
       }
     }
-    const float top = maximum(highest);
+    return maximum(most);
+  }
+
+  // Row m's scores become weights relative to `top`, in place. Returns their sum.
+  float weigh(int m, float top) const {
+    float* row = task.scores + m * kScoreStride;
+    const int end = static_cast<int>(round_up(limits()[m], kGroup));
+    Wide total[kGroupVectors];
     for (int v = 0; v < kGroupVectors; ++v) total[v] = splat(0.0f);
     for (int j = 0; j < end; j += kGroup) {
       for (int v = 0; v < kGroupVectors; ++v) {
@@ -183,7 +196,27 @@ struct Rows {
         total[v] = total[v] + Step::put(weight, at, reinterpret_cast<Value*>(row));
       }
     }
-    weights[m] = blend(top, sum(total), task.maximum + i + m, task.sum + i + m);
+    return sum(total);
+  }
+
+  // Scores become weights, which the states take up but for the values.
+  void soften() {
+    alignas(64) float tops[kPadded], totals[kPadded], maxima[kPadded], sums[kPadded];
+    for (int m = 0; m < M; ++m) tops[m] = highest(m);
+    for (int m = 0; m < M; ++m) totals[m] = weigh(m, tops[m]);
+    for (int m = M; m < kPadded; ++m) tops[m] = totals[m] = maxima[m] = sums[m] = 0.0f;
+    std::memcpy(maxima, task.maximum + i, M * sizeof(float));
+    std::memcpy(sums, task.sum + i, M * sizeof(float));
+    for (int m = 0; m < kPadded; m += kWideLanes) {
+      Wide maximum = load_wide(maxima + m), total = load_wide(sums + m);
+      const Blend weights = blend(load_wide(tops + m), load_wide(totals + m), maximum, total);
+      store_wide(maxima + m, maximum);
+      store_wide(sums + m, total);
+      store_wide(old_weights + m, weights.old_weight);
+      store_wide(new_weights + m, weights.new_weight);
+    }
+    std::memcpy(task.maximum + i, maxima, M * sizeof(float));
+    std::memcpy(task.sum + i, sums, M * sizeof(float));
   }
 
   // V registers of the weighted values, from element d on, merged into the rows' states.
@@ -233,7 +266,7 @@ struct Rows {
       float* out = task.accumulated + (i + m) * state + d;
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v, out += kWideLanes) {
-        store_wide(out, blended(load_wide(out), acc[m][v], weights[m]));
+        blend_into(out, acc[m][v], splat(old_weights[m]), splat(new_weights[m]));
       }
     }
   }
@@ -248,7 +281,7 @@ struct Rows {
 
   void attend() {
     score_all<kColumns<M>>(0);
-    for (int m = 0; m < M; ++m) soften(m);
+    soften();
     mix_all<kColumns<M>>(0);
   }
 };
@@ -259,12 +292,14 @@ void attend_rows(const SpanTask& task, int i, int rows) {
     if (rows < M) return attend_rows<Step, M - 1>(task, i, rows);
   }
   static_assert(M * kColumns<M> <= kRegisters);
-  Rows<Step, M>{task, i, i == task.first, {}}.attend();
+  Rows<Step, M>{task, i, i == task.first, {}, {}}.attend();
 }
 
 template <typename Step>
 void attend_span(const SpanTask& task) {
   static_assert(kMaxRows <= kTileRows);
+  // One line of each group is fetched a whole span ahead, and with it the address of its page.
+  for (int g = 0; g < task.next->count; ++g) __builtin_prefetch(task.next->keys[g], 0, 2);
   for (int i = task.first; i < task.count; i += kMaxRows) {
     attend_rows<Step, kMaxRows>(task, i, task.count - i < kMaxRows ? task.count - i : kMaxRows);
   }

@@ -10,8 +10,9 @@ namespace {
 
 // Below this many (query vector, key) pairs a step is not worth waking another thread for.
 constexpr int64_t kPairsPerThread = 4096;
-// Items a thread should have to choose from, so that threads end together.
-constexpr int64_t kItemsPerThread = 8;
+// Items a thread should have to choose from, so that threads end together. Few, since each span of a
+// split item costs a state that is put down and taken up, about a third of a vector's work on it.
+constexpr int64_t kItemsPerThread = 3;
 
 int32_t spans_of(int32_t positions) { return (positions + kSpan - 1) / kSpan; }
 
@@ -72,6 +73,10 @@ std::vector<Plan::Tile> Plan::tiles(const Shape& shape, bool share) {
     // A row that fills tiles on its own gains nothing.
     if (share && query_lens_[row] * group_ < kTile) full_spans[row] = (seen_[token] - 1) / kSpan;
   }
+  // Where tiles are few, narrower ones occupy the threads; that is cheaper than splitting them.
+  const int64_t vectors = static_cast<int64_t>(vectors_.size()) * shape.num_kv_heads;
+  const bool few = num_threads_ > 1 && vectors < kItemsPerThread * num_threads_ * kTile;
+  const int32_t widest = few ? kTile / 2 : kTile;
   std::vector<Tile> all;
   for (const SharedSpans& shared :
        find_shared_spans(tables_.data(), width_, shape.block_size, full_spans)) {
@@ -83,16 +88,16 @@ std::vector<Plan::Tile> Plan::tiles(const Shape& shape, bool share) {
       }
     }
     const int32_t end = static_cast<int32_t>(vectors_.size());
-    for (int32_t i = first; i < end; i += kTile) {
-      all.push_back({shared.rows.front(), i, std::min(i + kTile, end), shared.first_span,
+    for (int32_t i = first; i < end; i += widest) {
+      all.push_back({shared.rows.front(), i, std::min(i + widest, end), shared.first_span,
                      shared.end_span, true});
     }
     num_shared_spans_ += shared.end_span - shared.first_span;
   }
   for (int32_t row = 0; row < rows; ++row) {
     const int32_t end = first_vectors[row] + query_lens_[row] * group_;
-    for (int32_t i = first_vectors[row]; i < end; i += kTile) {
-      const int32_t tile_end = std::min(i + kTile, end);
+    for (int32_t i = first_vectors[row]; i < end; i += widest) {
+      const int32_t tile_end = std::min(i + widest, end);
       all.push_back({row, i, tile_end, own_from[row], spans_of(seen_[(tile_end - 1) / group_]),
                      false});
     }

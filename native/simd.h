@@ -97,6 +97,7 @@ inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
 
 typedef float Wide __attribute__((vector_size(64)));
 typedef uint32_t WideBits __attribute__((vector_size(64)));
+typedef uint16_t HalfWide __attribute__((vector_size(32)));
 
 inline Wide splat(float x) { return _mm512_set1_ps(x); }
 inline Wide fma(Wide a, Wide b, Wide c) { return _mm512_fmadd_ps(a, b, c); }
@@ -135,18 +136,22 @@ inline Halves halves(const Wide (&group)[kGroupVectors]) {
   return out;
 }
 
-inline float sum(const Wide (&group)[kGroupVectors]) {
+template <typename Fold>
+inline float folded(const Wide (&group)[kGroupVectors], Fold fold) {
   const Halves half = halves(group);
-  const Vec x = half.low + half.high;
-  return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+  Vec x = fold(half.low, half.high);
+  x = fold(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3));
+  x = fold(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5));
+  x = fold(x, __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6));
+  return x[0];
+}
+
+inline float sum(const Wide (&group)[kGroupVectors]) {
+  return folded(group, [](Vec a, Vec b) { return a + b; });
 }
 
 inline float maximum(const Wide (&group)[kGroupVectors]) {
-  const Halves half = halves(group);
-  const Vec x = half.low > half.high ? half.low : half.high;
-  float out = x[0];
-  for (int i = 1; i < kLanes; ++i) out = x[i] > out ? x[i] : out;
-  return out;
+  return folded(group, [](Vec a, Vec b) { return a > b ? a : b; });
 }
 
 // Rounded to bfloat16: to nearest, ties to even; NaN stays NaN.
@@ -172,8 +177,6 @@ inline Wide exp2(Wide x) {
   p = fma(p, f, splat(1.0f));
   return p * reinterpret_cast<Wide>(reinterpret_cast<WideBits>(biased) << 23);
 }
-
-inline float exp2(float x) { return exp2(splat(x))[0]; }
 
 // e^x within 2 ulp; 0 below -87, limited to e^88 above, NaN for NaN. Cody-Waite reduction and the
 // polynomial of Cephes' expf (Moshier), without branches, so that a lane's bits do not depend on

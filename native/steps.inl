@@ -81,9 +81,9 @@ struct PairStep {
   }
   static uint32_t seen(int count) { return WidenedStep::seen(count); }
   static Wide put(Wide x, int j, Value* row) {
-    const auto halves = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
-    std::memcpy(row + j / 2, &halves, sizeof halves);
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+    const auto pairs = reinterpret_cast<HalfWide>(_mm512_cvtneps_pbh(x));
+    std::memcpy(row + j / 2, &pairs, sizeof pairs);
+    return reinterpret_cast<Wide>(__builtin_convertvector(pairs, WideBits) << 16);
   }
 };
 

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 
 from calibration import print_calibration
 from pagedkv.attention.native import import_native
+from pagedkv.bench.rounds import fast
 from pagedkv.models.linear import Linear, NativeLinear, PlainLinear
 from pagedkv.models.packed import PackedMatrix
 
@@ -48,10 +49,6 @@ def measure(pairs: list[tuple[Linear, Linear]], x: torch.Tensor) -> tuple[float,
                 times[kind].append(time.perf_counter() - start)
         rounds += 1
     return fast(times[0]), fast(times[1])
-
-
-def fast(seconds: list[float]) -> float:
-    return sorted(seconds)[len(seconds) // 10]
 
 
 def main() -> None:

@@ -11,18 +11,12 @@
 namespace pagedkv {
 namespace {
 
-// So few rows are normalised by each thread for itself: that takes less time than to meet once more.
+// So few rows are normalised by each thread for itself: that takes less time than to meet once
+// more.
 constexpr int64_t kOwnRows = 4;
-// Below this many multiply-adds a step is not worth waking another thread for.
-constexpr int64_t kProductsAlone = 1 << 16;
 
 const float* bias_of(const Projection& projection, int64_t panel) {
   return projection.bias.empty() ? nullptr : projection.bias.data() + panel * kPanel;
-}
-
-// Outputs of a panel that are not padding.
-int64_t wanted_of(const PackedMatrix& weight, int64_t panel) {
-  return std::min<int64_t>(kPanel, weight.rows() - panel * kPanel);
 }
 
 // Hands out sums + bias of a row of a panel.
@@ -59,7 +53,9 @@ void Decoder::reserve(int64_t tokens, int64_t wanted, int threads) {
   grow(rotated_, tokens * heads() * head_dim * size);
   grow(attended_, tokens * config_.num_heads * head_dim * size);
   grow(normed_, std::max({tokens, wanted, kOwnRows * threads}) * config_.hidden * size);
-  for (const LayerWeights& layer : layers_) grow(activated_, tokens * layer.up.weight->rows() * size);
+  for (const LayerWeights& layer : layers_) {
+    grow(activated_, tokens * layer.up.weight->rows() * size);
+  }
 }
 
 void Decoder::forward(Attention& attention, const Plan& plan, const StepInput& input,
@@ -142,8 +138,10 @@ void Decoder::feed_forward(const LayerWeights& weights, int64_t tokens, Team& te
              const int64_t wanted = wanted_of(*gate_up[0], panel);
              for (int m = 0; m < rows; ++m) {
                std::byte* out = activated_.data() + ((first + m) * inner + panel * kPanel) * size;
-               with_bias(sums[0] + m * kPanel, bias_of(weights.gate, panel), [&](const float* gate) {
-                 with_bias(sums[1] + m * kPanel, bias_of(weights.up, panel), [&](const float* up) {
+               const float* const gates = sums[0] + m * kPanel;
+               const float* const ups = sums[1] + m * kPanel;
+               with_bias(gates, bias_of(weights.gate, panel), [&](const float* gate) {
+                 with_bias(ups, bias_of(weights.up, panel), [&](const float* up) {
                    rows_.silu_mul(gate, up, wanted, out);
                  });
                });

@@ -1,5 +1,5 @@
-// The kernels of attention and activations, written once. A file for an instruction set defines
-// PAGEDKV_ISA and includes this; CMake gives that file its compiler flags.
+// The kernels of attention, written once. A file for an instruction set defines PAGEDKV_ISA and
+// includes this; CMake gives that file its compiler flags.
 //
 // Determinism: a score has one accumulator and goes over d in ascending order; weights are summed by
 // (position mod 16), then by one tree; a value's element has one accumulator and goes over the span's

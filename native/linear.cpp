@@ -7,12 +7,6 @@
 #include "product.h"
 
 namespace pagedkv {
-namespace {
-
-// Below this many multiply-adds it is not worth to wake another thread.
-constexpr int64_t kProductsAlone = 1 << 16;
-
-}  // namespace
 
 PackedMatrix::PackedMatrix(int64_t rows, int64_t columns, DType dtype)
     : rows_(rows), columns_(columns), dtype_(dtype), memory_(allocate_zeroed(bytes())) {}
@@ -60,7 +54,7 @@ void linear(const LinearKernels& kernels, const PackedMatrix& weight, const floa
   const PackedMatrix* const weights[] = {&weight};
   const auto store = [&](int64_t panel, int64_t first, int rows, const float* const(&sums)[1]) {
     const int64_t n = panel * kPanel;
-    const int wanted = static_cast<int>(std::min<int64_t>(kPanel, weight.rows() - n));
+    const int wanted = static_cast<int>(wanted_of(weight, panel));
     for (int m = 0; m < rows; ++m) {
       kernels.store_row(sums[0] + m * kPanel, bias ? bias + n : nullptr, wanted,
                         out.data + ((first + m) * out.stride + n) * size);

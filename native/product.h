@@ -18,6 +18,13 @@ constexpr int64_t kMaxGroup = 8;
 constexpr int64_t kItemTiles = 8;
 // Items a thread should have to choose from, so that threads end together.
 constexpr int64_t kItemsPerThread = 4;
+// Below this many multiply-adds in all it is not worth waking another thread.
+constexpr int64_t kProductsAlone = 1 << 16;
+
+// Outputs of a panel that are not padding.
+inline int64_t wanted_of(const PackedMatrix& weight, int64_t panel) {
+  return std::min<int64_t>(kPanel, weight.rows() - panel * kPanel);
+}
 
 // Calls finish(panel, first, rows, sums) for every panel of outputs and every tile of rows, with
 // sums[p][m * kPanel + n] = x[first + m] W_p[panel * kPanel + n]^T: of `Parts` matrices of one shape

@@ -1,7 +1,6 @@
 """Which instruction set the native kernels run: this machine's best, or what PAGEDKV_ISA says.
 
-The variable is read here and nowhere else, and holds for attention, linear layers and activations
-alike.
+The variable is read here and nowhere else, and holds for attention and the decoder alike.
 """
 
 from __future__ import annotations

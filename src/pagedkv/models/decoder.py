@@ -21,10 +21,11 @@ from pagedkv.models.rotary import Rotary, apply_rotary
 class Decoder:
     """Computes logits; keeps no state but the weights, K/V live in the attention backend.
 
-    Packed weights over a backend with native kernels run as one native call a step (NativeDecoder).
-    Everything else runs layer by layer in torch, which is also what the native decoder is compared
-    with. Natively the logits of a row are bit-identical whatever else is in the batch.
-    `deterministic` demands it: raises ConfigError if the weights are not packed.
+    Packed weights over a backend with native kernels run as one native call a step (NativeDecoder):
+    the logits of a row are then bit-identical whatever else is in the batch. Everything else runs
+    layer by layer in torch, but for the products with packed matrices; plain weights are what the
+    native decoder is compared with. `deterministic`: ConfigError if the weights are not packed; the
+    backend is the caller's to choose.
     """
 
     def __init__(

@@ -1,10 +1,14 @@
-"""What does the block table cost? Attention through a scattered table against one extent.
+"""What does the block table cost, and how far is attention from what the machine can give?
 
 Run: python benchmarks/bench_attention.py [--dtype float32|bfloat16]
 
-For each shape the same K/V is attended to in three ways, interleaved, medians of all rounds:
+First what bounds attention, interleaved in one run: memory that is read (a sum by all
+threads, in small and in huge pages), the rate of the native linear layer at 512 rows, and beside
+them, in the same units, decode rows over ordered and shuffled tables, decode rows over a common
+prefix, the prefill of one prompt (the operations of what a token sees) and one sequence alone.
+Then for each shape the same K/V is attended to in three ways, interleaved, medians of all rounds:
   table   the native kernel, blocks of 16 scattered over the pool
-  extent  the native kernel, one block as long as the context: no table to speak of
+  extent  the native kernel, one block for the whole context: no table to speak of
   gather  copy to contiguous scratch, then torch's SDPA
 One figure is one step: every layer of SmolLM2-135M (30 layers, H=9, G=3, D=64); "mixed" is one
 row of 1,900 tokens and 31 of 10. A calibration loop of the same run stands beside the figures, so
@@ -23,7 +27,12 @@ import torch
 
 from calibration import print_calibration
 from pagedkv.attention import KVSpec
-from pagedkv.bench.attention import attention_step, filled_backend
+from pagedkv.attention.native import import_native
+from pagedkv.bench.attention import Shape, attention_step, filled_backend
+from pagedkv.bench.rounds import fast, in_turns
+from pagedkv.engine.measure import mapped_ones
+from pagedkv.models.linear import NativeLinear
+from pagedkv.models.packed import PackedMatrix
 
 LAYERS, HEADS, KV_HEADS, DIM, BLOCK = 30, 9, 3, 64, 16
 MAX_STORE_BYTES = 600 * 2**20  # a larger store keeps fewer layers and goes round them
@@ -38,6 +47,25 @@ SHAPES = [  # name, new tokens a row, context of each row
     ("prefill", 512, [512]),
     ("prefill", 512, [2048]),
 ]
+READ_BYTES = 2**28
+LINEAR = (512, 1024, 2048)  # rows, inputs, outputs
+DECODE = Shape()
+BOUNDED = {  # what bounds it, and its shape; "shuffled" in its name: its blocks lie anyhow
+    "decode, ordered": ("read", DECODE),
+    "decode, shuffled": ("read", DECODE),
+    "prefix of 16, shuffled": (
+        "linear",
+        Shape(batch_size=16, context_len=4112, shared_prefix_len=4096, num_layers=4),
+    ),
+    "prefill, shuffled": (
+        "linear",
+        Shape(batch_size=1, context_len=1900, query_len=1900, num_layers=2),
+    ),
+    **{
+        f"alone at {n}, shuffled": ("read", Shape(batch_size=1, context_len=n, num_layers=30))
+        for n in (128, 512, 1024, 4096)
+    },
+}
 
 
 def spec_of(contexts: list[int], block_size: int, layers: int, dtype: torch.dtype) -> KVSpec:
@@ -64,6 +92,52 @@ def step_of(name: str, new: int, contexts: list[int], spec: KVSpec) -> Callable[
     return attention_step(filled_backend(name, spec), tables, contexts, new, LAYERS)
 
 
+def print_bounds(dtype: torch.dtype, seconds: float) -> None:
+    small = mapped_ones(READ_BYTES, "MADV_NOHUGEPAGE")
+    huge = mapped_ones(READ_BYTES, "MADV_HUGEPAGE")
+    rows, inputs, outputs = LINEAR
+    native = import_native()
+    linear = NativeLinear(PackedMatrix.of(native, torch.randn(outputs, inputs).to(dtype)))
+    x = torch.randn(rows, inputs).to(dtype)
+    calls: dict[str, Callable[[], object]] = {
+        "read, small pages": small.sum,
+        "read, huge pages": huge.sum,
+        "linear": lambda: linear(x),
+    }
+    amounts = {
+        "read, small pages": READ_BYTES,
+        "read, huge pages": READ_BYTES,
+        "linear": 2 * rows * inputs * outputs,
+    }
+    for name, (bound, shape) in BOUNDED.items():
+        ids = np.arange(1, shape.num_blocks + 1, dtype=np.int32)
+        if "shuffled" in name:
+            ids = np.random.default_rng(0).permutation(ids)
+        backend = filled_backend("native", shape.spec(dtype))
+        tables = shape.tables(ids)
+        calls[name] = attention_step(backend, tables, shape.context_len, shape.query_len)
+        amount = shape.layer_bytes(dtype) if bound == "read" else shape.layer_operations
+        amounts[name] = amount * shape.num_layers
+    taken = in_turns(calls, seconds=seconds, rounds=15)
+    for label, pick in (("medians", statistics.median), ("fastest tenths", fast)):
+        print(f"{label} of {len(taken['linear'])} rounds")
+        print_rates({name: amounts[name] / pick(taken[name]) / 1e9 for name in calls})
+
+
+def print_rates(rates: dict[str, float]) -> None:
+    """rates: GB/s or GFLOP/s."""
+    for name, rate in rates.items():
+        if name not in BOUNDED:
+            print(f"  {name:24}{rate:8.1f} {'GFLOP/s' if name == 'linear' else 'GB/s'}")
+        elif BOUNDED[name][0] == "linear":
+            print(f"  {name:24}{rate:8.1f} GFLOP/s, {rate / rates['linear']:.0%} of linear")
+        else:
+            shares = [f"{rate / rates[f'read, {pages} pages']:.0%}" for pages in ("small", "huge")]
+            print(f"  {name:24}{rate:8.1f} GB/s, {' and '.join(shares)} of the reads above")
+    slower = rates["decode, ordered"] / rates["decode, shuffled"] - 1
+    print(f"  a shuffled table takes {slower:.1%} longer than an ordered one")
+
+
 def seconds(call: Callable[[], None]) -> float:
     begin = time.perf_counter()
     call()
@@ -78,6 +152,7 @@ def main() -> None:
     dtype = getattr(torch, options.dtype)
     print_calibration()
     print(f"{torch.get_num_threads()} threads")
+    print_bounds(dtype, 5 * options.seconds)
     print(f"{options.dtype}, one step of {LAYERS} layers, milliseconds (median)")
     print(
         f"{'':8}{'rows':>5}{'context':>9}{'table':>9}{'extent':>9}{'gather':>9}"
@@ -85,11 +160,12 @@ def main() -> None:
     )
     for name, new, contexts in SHAPES:
         longest = max(contexts)
-        layers = layers_in_store(contexts, [BLOCK, longest], dtype)
+        whole = -(-longest // BLOCK) * BLOCK
+        layers = layers_in_store(contexts, [BLOCK, whole], dtype)
         scattered = spec_of(contexts, BLOCK, layers, dtype)
         steps = [
             step_of("native", new, contexts, scattered),
-            step_of("native", new, contexts, spec_of(contexts, longest, layers, dtype)),
+            step_of("native", new, contexts, spec_of(contexts, whole, layers, dtype)),
             step_of("gather", new, contexts, scattered),
         ]
         for step in steps:

@@ -10,9 +10,9 @@ step. The floor is the larger of its bytes over the bandwidth and its operations
 rate, both of this run; the share is that of the whole step. "rest" is what the parts do not
 explain: norms, rotations, activations, sums, and what one part leaves in the caches for the next.
 "inside ms" is what the native decoder's own clock says of the part within the step, norms and
-rotations included: time by the wall, also with --cpu-time. "host" is what
-scheduler, block manager and output take beside a decode step, by CPU time, as
-bench_step.py prints it. docs/reference/where_a_step_goes.md says how to read it.
+rotations included: time by the wall, also with --cpu-time. "host" is what scheduler, block manager
+and output take beside a decode step, by CPU time, as bench_step.py prints it.
+docs/reference/where_a_step_goes.md says how to read it.
 """
 
 from __future__ import annotations

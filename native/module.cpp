@@ -43,7 +43,6 @@ NB_MODULE(_native, m) {
   bind_attention(m);
   bind_decoder(m);
   m.def("allocate", &allocate, "bytes"_a);
-  m.def("isa", [] { return available_isas().back(); });
   m.def("available_isas", &available_isas);
   m.def("cpu_features", &cpu_features);
   m.def("max_threads", &omp_get_max_threads);

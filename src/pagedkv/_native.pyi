@@ -44,10 +44,28 @@ class Store:
         k: Tensor,
         v: Tensor,
         out: Tensor,
-    ) -> None: ...
-    def copy_blocks(self, copies: Int64) -> None: ...
-    def read_blocks(self, ids: Int64, out: Tensor) -> None: ...
-    def write_blocks(self, ids: Int64, data: Tensor) -> None: ...
+    ) -> None:
+        """Writes k, v [T, G, D] to the plan's slots, then attends: q [T, H, D] to out, as large.
+
+        All in the store's dtype, contiguous in their last dimension; `out` is the caller's.
+        ValueError, nothing done, for other shapes or dtypes or a layer that is not in the store.
+        The plan is one of this store; that is not checked.
+        """
+
+    def copy_blocks(self, copies: Int64) -> None:
+        """The first `filled` slots of source to destination: [c, 3], all layers, K and V.
+
+        Ids and numbers of slots are not checked.
+        """
+
+    def read_blocks(self, ids: Int64, out: Tensor) -> None:
+        """Blocks `ids` [n] to out [n, L, 2, B, G, D], contiguous, the caller's.
+
+        ValueError for another shape; ids, and that `out` has the store's dtype, are not checked.
+        """
+
+    def write_blocks(self, ids: Int64, data: Tensor) -> None:
+        """The inverse of `read_blocks`."""
 
 class Plan:
     def __init__(
@@ -65,7 +83,9 @@ class Plan:
     @property
     def num_threads(self) -> int: ...
     @property
-    def num_items(self) -> int: ...
+    def num_items(self) -> int:
+        """Units of work that the threads of a layer share."""
+
     @property
     def num_shared_spans(self) -> int:
         """Spans that are read once for two or more rows, counted once a group of rows."""
@@ -192,11 +212,8 @@ def slot_offset(
 def padded_head_dim(head_dim: int) -> int:
     """Elements that the store keeps for a head of `head_dim`."""
 
-def isa() -> str:
-    """The fastest of available_isas()."""
-
 def available_isas() -> list[str]:
-    """Code paths of attention that this build has and this machine can run, slowest first."""
+    """Code paths of all kernels that this build has and this machine can run, slowest first."""
 
 def cpu_features() -> dict[str, bool]:
     """What the processor and operating system offer, whether the build uses it or not."""

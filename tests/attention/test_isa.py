@@ -19,13 +19,13 @@ def test_illegal_instruction_the_path_is_one_that_this_machine_has() -> None:
     """vllm#4542, #13662, llama.cpp#8734, ipex-llm#12922: AVX2 or AVX-512 was taken for granted."""
     native = import_native()
     available = native.available_isas()
-    assert available[0] == "scalar" and native.isa() == available[-1]
+    assert available[0] == "scalar"
     features = native.cpu_features()
     assert ("avx2" not in available) or (features["avx2"] and features["fma"])
     assert ("avx512" not in available) or (features["avx512f"] and features["avx512vl"])
     assert ("avx512bf16" not in available) or features["avx512bf16"]
     backend = make_backend("native", spec_of())
-    assert isinstance(backend, NativeBackend) and backend.isa == native.isa()
+    assert isinstance(backend, NativeBackend) and backend.isa == available[-1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

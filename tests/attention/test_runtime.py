@@ -53,13 +53,6 @@ def test_little_work_wakes_no_second_thread() -> None:
     assert make_backend("native", case.spec).plan(case.batch).tasks.num_threads == 1
 
 
-def test_isa_is_one_that_the_processor_has() -> None:
-    native = import_native()
-    assert native.isa() == native.available_isas()[-1]
-    if native.isa() == "avx2":
-        assert native.cpu_features()["avx2"] and native.cpu_features()["fma"]
-
-
 def test_threads_that_are_not_granted_are_not_waited_for() -> None:
     code = """
 import numpy as np, torch

@@ -51,12 +51,6 @@ inline Vec load(const float* p) {
   return out;
 }
 
-inline Vec load(const bfloat16* p) {
-  HalfVec half;
-  std::memcpy(&half, p, sizeof half);
-  return reinterpret_cast<Vec>(__builtin_convertvector(half, UintVec) << 16);
-}
-
 inline void store(float* p, Vec x) { std::memcpy(p, &x, sizeof x); }
 
 inline void store(bfloat16* p, Vec x) {
@@ -201,7 +195,5 @@ inline Vec exp(Vec x) {
   p = p * reinterpret_cast<Vec>(power);
   return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(p) & ~vanishes);
 }
-
-inline float exp(float x) { return exp(broadcast(x))[0]; }
 
 }  // namespace pagedkv::PAGEDKV_ISA

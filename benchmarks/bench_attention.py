@@ -146,7 +146,7 @@ def seconds(call: Callable[[], None]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--seconds", type=float, default=1.0, help="time for each shape")
     options = parser.parse_args()
     dtype = getattr(torch, options.dtype)

@@ -55,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--prefix", type=int, default=4096, help="a multiple of the block size, 16")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--seconds", type=float, default=3.0)
     options = parser.parse_args()
     if options.rows < 1 or options.prefix < 0 or options.prefix % BLOCK:

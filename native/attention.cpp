@@ -56,7 +56,9 @@ void Workspace::reserve(const Plan& plan, int64_t padded_dim) {
   thread_floats_ = round_up(Attention::scratch_floats(padded_dim), 16);
   const size_t threads = static_cast<size_t>(thread_floats_ * plan.max_threads() + 16);
   const size_t states = static_cast<size_t>(plan.num_states() * state_floats(padded_dim));
-  if (threads_.size() < threads) threads_.resize(threads);
+  // As zeros again: what pads K in the scratch must stay zero, and memory that moves with its
+  // content may be aligned otherwise.
+  if (threads_.size() < threads) threads_.assign(threads, 0.0f);
   if (states_.size() < states) states_.resize(states);
 }
 

@@ -107,6 +107,20 @@ def test_same_bits_for_every_number_of_threads(dtype: torch.dtype) -> None:
     assert split_somewhere  # else the merge over threads was not tested
 
 
+def test_nan_of_an_earlier_step_pads_no_keys_when_the_scratch_has_grown() -> None:
+    """What is not packed in blocks is packed in scratch, of which more threads need more."""
+    for dim in (1, 2, 3, 5, 10, 12):
+        torch.set_num_threads(1)
+        case = lay_out(Rows.random([130], 1, 1, dim, torch.float32), [130], 5)
+        backend = make_backend("native", case.spec)
+        want = attend(backend, case)
+        nan = torch.full_like(case.k, float("nan"))
+        for threads in (2, 3, 4):
+            backend.run(backend.plan(case.batch), 0, case.q, nan, nan)
+            torch.set_num_threads(threads)
+            assert_same_bits(attend(backend, case), want)
+
+
 def test_nan_in_one_row_stays_in_that_row_and_in_later_positions() -> None:
     rows = Rows.random([40, 40], 2, 1, 8, torch.float32)
     clean = native(rows, [40, 40])

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -114,8 +119,20 @@ def logits_of(decoder: Decoder, tokens: list[int], name: str, chunk: int = TOKEN
     return torch.cat(parts)
 
 
-def some_tokens() -> list[int]:
-    return np.random.default_rng(1).integers(0, VOCAB, TOKENS).tolist()
+def some_tokens(count: int = TOKENS) -> list[int]:
+    return np.random.default_rng(1).integers(0, VOCAB, count).tolist()
+
+
+# As many as several threads are worth waking for.
+MANY = 64
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +168,33 @@ def test_bits_do_not_depend_on_the_chunks(dtype: torch.dtype) -> None:
     whole = logits_of(decoder, some_tokens(), "native")
     for chunk in (1, 3, 4, 5, 20):
         assert torch.equal(logits_of(decoder, some_tokens(), "native", chunk), whole), chunk
+
+
+@DTYPES
+def test_bits_do_not_depend_on_the_threads(dtype: torch.dtype, three_threads: None) -> None:
+    decoder = Decoder(CONFIG, packed(plain_weights(dtype)))
+    together = logits_of(decoder, some_tokens(MANY), "native", MANY)
+    torch.set_num_threads(1)
+    assert torch.equal(logits_of(decoder, some_tokens(MANY), "native", MANY), together)
+
+
+def test_threads_that_are_not_granted_are_not_waited_for() -> None:
+    code = """
+from test_native_decoder import *
+torch.set_num_threads(3)
+decoder = Decoder(CONFIG, packed(plain_weights(torch.float32)))
+print(len(logits_of(decoder, some_tokens(MANY), "native", MANY)))
+"""
+    folder = str(Path(__file__).parent)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": folder, "OMP_THREAD_LIMIT": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(MANY)
 
 
 @DTYPES
@@ -193,12 +237,19 @@ def test_every_layer_is_shown_what_attention_was_given_and_gave() -> None:
     assert seen == [0, 1]
 
 
-def test_what_is_raised_after_a_layer_ends_the_step_and_the_next_one_works() -> None:
+@pytest.mark.parametrize("count", [1, MANY])
+def test_what_is_raised_after_a_layer_ends_the_step_and_the_next_one_works(
+    count: int, three_threads: None
+) -> None:
     decoder = Decoder(CONFIG, packed(plain_weights(torch.float32)))
     want = logits_of(decoder, [1, 2, 3], "native")
-    inner = make_backend("native", CONFIG.kv_spec(1, BLOCK, torch.float32))
+    blocks = MANY // BLOCK
+    inner = make_backend("native", CONFIG.kv_spec(blocks, BLOCK, torch.float32))
     batch = AttentionBatch(
-        np.array([1], np.int32), np.array([1], np.int32), np.array([[1]], np.int32), np.array([4])
+        np.array([count], np.int32),
+        np.array([count], np.int32),
+        np.arange(1, blocks + 1, dtype=np.int32)[None],
+        np.arange(count) + BLOCK,
     )
 
     class Failing:
@@ -208,8 +259,8 @@ def test_what_is_raised_after_a_layer_ends_the_step_and_the_next_one_works() -> 
     def after_layer(layer: int, *_: Any) -> None:
         raise LookupError(f"layer {layer}")
 
-    one = torch.tensor([0])
-    arguments: Any = (one, one, Failing(), inner.plan(batch), one)
+    rows = torch.arange(count)
+    arguments: Any = (rows % VOCAB, rows, Failing(), inner.plan(batch), rows)
     with pytest.raises(LookupError, match="layer 0"):
         decoder.forward(*arguments)
     assert torch.equal(logits_of(decoder, [1, 2, 3], "native"), want)

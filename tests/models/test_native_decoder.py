@@ -209,6 +209,22 @@ def test_nan_in_a_token_reaches_no_earlier_one(dtype: torch.dtype) -> None:
     assert got[bad].isnan().all()
 
 
+def test_rows_may_be_any_view() -> None:
+    """And any number of them: none, or one repeatedly."""
+    decoder = Decoder(CONFIG, packed(plain_weights(torch.float32)))
+    inner = make_backend("native", CONFIG.kv_spec(1, BLOCK, torch.float32))
+    lens, slots = np.array([4], np.int32), np.arange(4) + BLOCK
+    batch = AttentionBatch(lens, lens, np.array([[1]], np.int32), slots)
+
+    def logits(rows: torch.Tensor) -> torch.Tensor:
+        four = torch.arange(4)
+        return decoder.forward(four, four, inner, inner.plan(batch), rows)
+
+    every = logits(torch.arange(4))
+    for rows in (torch.arange(4)[::2], torch.tensor([2]).expand(9), torch.arange(0)):
+        assert torch.equal(logits(rows), every[rows])
+
+
 def test_every_layer_is_shown_what_attention_was_given_and_gave() -> None:
     plain = plain_weights(torch.float32)
     decoder = Decoder(CONFIG, packed(plain))

@@ -63,7 +63,7 @@ class NativeDecoder:
             to_dlpack(x),
             to_dlpack(cos),
             to_dlpack(sin),
-            rows.numpy(),
+            rows.contiguous().numpy(),
             to_dlpack(logits),
             step.after_layer,
         )

@@ -11,7 +11,8 @@ namespace pagedkv::PAGEDKV_ISA {
 
 constexpr int kPanelVectors = kPanel / kWideLanes;
 // Bytes that weights are fetched ahead. The stream runs from panel to panel, across the pages at
-// which the hardware's own fetching stops, and memory is read while the rows are multiplied.
+// which the hardware's own fetching stops, and memory is read while the rows are multiplied. Weights
+// are used once a step: fetched as what will not be used again, they leave the caches to the rest.
 constexpr int kFetchAhead = 4096;
 
 // M rows by V vectors of a panel.
@@ -28,8 +29,8 @@ inline void multiply_part(const std::byte* panel, const typename Step::Value* ti
   }
   for (int s = 0; s < steps; ++s) {
     const std::byte* step = panel + s * kStepBytes;
-    __builtin_prefetch(step + kFetchAhead);
-    __builtin_prefetch(step + kFetchAhead + 64);
+    __builtin_prefetch(step + kFetchAhead, 0, 0);
+    __builtin_prefetch(step + kFetchAhead + 64, 0, 0);
     WideBits weights[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) std::memcpy(&weights[v], step + v * sizeof(Wide), sizeof(Wide));

@@ -66,7 +66,7 @@ constexpr int kPanel = 32;
 // Bytes of a panel for one step over k: one k in float32, two in bfloat16.
 constexpr int kStepBytes = 4 * kPanel;
 // Steps that one call of `multiply` takes at most: what a tile has room for.
-constexpr int kTileSteps = 256;
+constexpr int kTileSteps = 384;
 // Values of a tile's row, padded so that rows do not meet in the same lines of the cache.
 constexpr int kTileStride = kTileSteps + 16;
 constexpr int kTileBytes = kTileRows * kTileStride * 8;

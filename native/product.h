@@ -37,6 +37,7 @@ void multiply(const LinearKernels& kernels, const PackedMatrix* const (&weights)
   const PackedMatrix& shape = *weights[0];
   const int64_t size = size_of(shape.dtype()), a_step = shape.columns_a_step();
   const int64_t panels = shape.panels(), steps = shape.steps();
+  const int64_t chunk = ceil_div(steps, ceil_div(steps, kTileSteps));  // no short rest
   const int64_t tiles = ceil_div(num_rows, kernels.max_rows);
   // Few rows: panel after panel, one stream through memory. Many rows: groups of panels share the
   // loading of tiles.
@@ -57,12 +58,12 @@ void multiply(const LinearKernels& kernels, const PackedMatrix* const (&weights)
         const int rows = static_cast<int>(num_rows * (t + 1) / tiles - first);
         const int64_t panel_sums = rows * kPanel;
         std::memset(sums, 0, sizeof(float) * Parts * count * panel_sums);
-        for (int64_t step = 0; step < steps; step += kTileSteps) {
+        for (int64_t step = 0; step < steps; step += chunk) {
           const int64_t column = step * a_step;
-          const int at_once = static_cast<int>(std::min<int64_t>(kTileSteps, steps - step));
-          kernels.load_tile(
-              x.data + (first * x.stride + column) * size, x.stride * size, rows,
-              static_cast<int>(std::min(kTileSteps * a_step, shape.columns() - column)), tile);
+          const int at_once = static_cast<int>(std::min(chunk, steps - step));
+          kernels.load_tile(x.data + (first * x.stride + column) * size, x.stride * size, rows,
+                            static_cast<int>(std::min(chunk * a_step, shape.columns() - column)),
+                            tile);
           for (int64_t p = 0; p < count; ++p) {
             for (int part = 0; part < Parts; ++part) {
               kernels.multiply(weights[part]->panel(first_panel + p) + step * kStepBytes, tile,

@@ -26,6 +26,14 @@ inline void store_part(T* p, int64_t i, int64_t count, Vec x) {
   std::memcpy(p + i, part, (count - i) * sizeof(T));
 }
 
+inline void put(float* p, Wide x) { store_wide(p, x); }
+
+inline void put(bfloat16* p, Wide x) {
+  const WideBits bits = reinterpret_cast<WideBits>(rounded(x)) >> 16;
+  const auto halves = __builtin_convertvector(bits, HalfWide);
+  std::memcpy(p, &halves, sizeof halves);
+}
+
 inline float sum_lanes(Vec x) {
   return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
 }
@@ -69,12 +77,28 @@ void rotate(const float* x, const float* cos, const float* sin, int64_t half, vo
   }
 }
 
+// gate / (1 + e^-gate) * up, by a power that cannot overflow: of -|gate|.
+inline Wide silu_mul(Wide gate, Wide up) {
+  const Wide negative = larger(gate, -gate) * splat(-1.44269504088896341f);
+  const Wide power = exp2(negative);
+  return (gate < splat(0.0f) ? gate * power : gate) / (splat(1.0f) + power) * up;
+}
+
 template <typename T>
 void silu_mul(const float* gate, const float* up, int64_t count, void* out) {
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const Vec g = load_part(gate, i, count);
-    store_part(static_cast<T*>(out), i, count, g / (1.0f + exp(-g)) * load_part(up, i, count));
+  T* to = static_cast<T*>(out);
+  int64_t i = 0;
+  for (; i + kWideLanes <= count; i += kWideLanes) {
+    put(to + i, silu_mul(load_wide(gate + i), load_wide(up + i)));
   }
+  if (i == count) return;
+  // The rest goes through the same vector code: the bits of a whole vector's elements.
+  float last_gate[kWideLanes] = {}, last_up[kWideLanes] = {};
+  T last[kWideLanes];
+  std::memcpy(last_gate, gate + i, (count - i) * sizeof(float));
+  std::memcpy(last_up, up + i, (count - i) * sizeof(float));
+  put(last, silu_mul(load_wide(last_gate), load_wide(last_up)));
+  std::memcpy(to + i, last, (count - i) * sizeof(T));
 }
 
 template <typename T>

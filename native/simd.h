@@ -18,7 +18,6 @@
 namespace pagedkv::PAGEDKV_ISA {
 
 typedef float Vec __attribute__((vector_size(32)));
-typedef int32_t IntVec __attribute__((vector_size(32)));
 typedef uint32_t UintVec __attribute__((vector_size(32)));
 typedef uint16_t HalfVec __attribute__((vector_size(16)));
 
@@ -100,6 +99,7 @@ inline Wide fma(Wide a, Wide b, Wide c) { return _mm512_fmadd_ps(a, b, c); }
 
 using Wide = Vec;
 using WideBits = UintVec;
+using HalfWide = HalfVec;
 
 inline Wide splat(float x) { return broadcast(x); }
 
@@ -170,30 +170,6 @@ inline Wide exp2(Wide x) {
   p = fma(p, f, splat(6.931472028550421e-1f));
   p = fma(p, f, splat(1.0f));
   return p * reinterpret_cast<Wide>(reinterpret_cast<WideBits>(biased) << 23);
-}
-
-// e^x within 2 ulp; 0 below -87, limited to e^88 above, NaN for NaN. Cody-Waite reduction and the
-// polynomial of Cephes' expf (Moshier), without branches, so that a lane's bits do not depend on
-// where it stands.
-inline Vec exp(Vec x) {
-  const Vec low = broadcast(-87.0f), high = broadcast(88.0f);
-  const Vec shift = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  const IntVec vanishes = x < low;
-  x = x < low ? low : x;
-  x = x > high ? high : x;
-  const Vec n = fma(x, broadcast(1.44269504088896341f), shift) - shift;
-  Vec f = fma(n, broadcast(-0.693359375f), x);
-  f = fma(n, broadcast(2.12194440e-4f), f);
-  Vec p = broadcast(1.9875691500e-4f);
-  p = fma(p, f, broadcast(1.3981999507e-3f));
-  p = fma(p, f, broadcast(8.3334519073e-3f));
-  p = fma(p, f, broadcast(4.1665795894e-2f));
-  p = fma(p, f, broadcast(1.6666665459e-1f));
-  p = fma(p, f, broadcast(5.0000001201e-1f));
-  p = fma(p, f * f, f) + 1.0f;
-  const IntVec power = (__builtin_convertvector(n, IntVec) + 127) << 23;
-  p = p * reinterpret_cast<Vec>(power);
-  return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(p) & ~vanishes);
 }
 
 }  // namespace pagedkv::PAGEDKV_ISA

@@ -53,8 +53,10 @@ void Decoder::reserve(int64_t tokens, int64_t wanted, int threads) {
   grow(rotated_, tokens * heads() * head_dim * size);
   grow(attended_, tokens * config_.num_heads * head_dim * size);
   grow(normed_, std::max({tokens, wanted, kOwnRows * threads}) * config_.hidden * size);
+  grow(wanted_residual_, wanted * config_.hidden);
+  grow(wanted_attended_, wanted * config_.num_heads * head_dim * size);
   for (const LayerWeights& layer : layers_) {
-    grow(activated_, tokens * layer.up.weight->rows() * size);
+    grow(activated_, std::max(tokens, wanted) * layer.up.weight->rows() * size);
   }
 }
 
@@ -83,7 +85,9 @@ void Decoder::forward(Attention& attention, const Plan& plan, const StepInput& i
         }
         team.barrier().wait();
       }
-      feed_forward(layers_[layer], tokens, team);
+      if (layer + 1 < num_layers()) {
+        feed_forward(layers_[layer], residual_.data(), attended_.data(), tokens, team);
+      }
     }
     if (!failure) predict(input, team);
   }
@@ -105,7 +109,7 @@ void Decoder::attend(Attention& attention, const Plan& plan, int64_t layer,
   const int64_t tokens = static_cast<int64_t>(plan.slots().size());
   const int64_t width = heads() * config_.head_dim;
   const PackedMatrix* const qkv[] = {weights.qkv.weight.get()};
-  const Rows normed = normalise(weights.input_norm, nullptr, tokens, team);
+  const Rows normed = normalise(weights.input_norm, residual_.data(), tokens, team);
   multiply(linear_, qkv, normed, tokens,
            [&](int64_t panel, int64_t first, int rows, const float* const(&sums)[1]) {
              const int64_t wanted = wanted_of(*qkv[0], panel);
@@ -127,12 +131,13 @@ void Decoder::attend(Attention& attention, const Plan& plan, int64_t layer,
   team.meet(Phase::kAttention);
 }
 
-void Decoder::feed_forward(const LayerWeights& weights, int64_t tokens, Team& team) {
+void Decoder::feed_forward(const LayerWeights& weights, float* residual, std::byte* attended,
+                           int64_t tokens, Team& team) {
   const int64_t size = size_of(dtype()), inner = weights.up.weight->rows();
-  add(weights.output, {attended_.data(), config_.num_heads * config_.head_dim}, tokens,
+  add(weights.output, {attended, config_.num_heads * config_.head_dim}, residual, tokens,
       Phase::kOutput, team);
   const PackedMatrix* const gate_up[] = {weights.gate.weight.get(), weights.up.weight.get()};
-  const Rows normed = normalise(weights.post_norm, nullptr, tokens, team);
+  const Rows normed = normalise(weights.post_norm, residual, tokens, team);
   multiply(linear_, gate_up, normed, tokens,
            [&](int64_t panel, int64_t first, int rows, const float* const(&sums)[2]) {
              const int64_t wanted = wanted_of(*gate_up[0], panel);
@@ -148,12 +153,25 @@ void Decoder::feed_forward(const LayerWeights& weights, int64_t tokens, Team& te
              }
            });
   team.meet(Phase::kGateUp);
-  add(weights.down, {activated_.data(), inner}, tokens, Phase::kDown, team);
+  add(weights.down, {activated_.data(), inner}, residual, tokens, Phase::kDown, team);
 }
 
+// After the last attention only the wanted tokens go on.
 void Decoder::predict(const StepInput& input, Team& team) {
+  const int64_t hidden = config_.hidden, width = config_.num_heads * config_.head_dim;
+  const int64_t attended_bytes = width * size_of(dtype());
+#pragma omp for schedule(static) nowait
+  for (int64_t i = 0; i < input.num_wanted; ++i) {
+    std::copy_n(residual_.data() + input.wanted[i] * hidden, hidden,
+                wanted_residual_.data() + i * hidden);
+    std::copy_n(attended_.data() + input.wanted[i] * attended_bytes, attended_bytes,
+                wanted_attended_.data() + i * attended_bytes);
+  }
+  team.barrier().wait();
+  feed_forward(layers_.back(), wanted_residual_.data(), wanted_attended_.data(), input.num_wanted,
+               team);
   const PackedMatrix* const head[] = {head_.get()};
-  const Rows normed = normalise(norm_, input.wanted, input.num_wanted, team);
+  const Rows normed = normalise(norm_, wanted_residual_.data(), input.num_wanted, team);
   multiply(linear_, head, normed, input.num_wanted,
            [&](int64_t panel, int64_t first, int rows, const float* const(&sums)[1]) {
              const int64_t wanted = wanted_of(*head_, panel);
@@ -185,12 +203,11 @@ void Decoder::prepare_heads(const LayerWeights& weights, const StepInput& input,
   }
 }
 
-Rows Decoder::normalise(const std::vector<float>& weight, const int64_t* ids, int64_t count,
+Rows Decoder::normalise(const std::vector<float>& weight, const float* residual, int64_t count,
                         Team& team) {
   const int64_t hidden = config_.hidden, row_bytes = hidden * size_of(dtype());
   const auto row = [&](std::byte* out, int64_t i) {
-    const int64_t token = ids ? ids[i] : i;
-    rows_.rms_norm(residual_.data() + token * hidden, weight.data(), hidden, config_.epsilon,
+    rows_.rms_norm(residual + i * hidden, weight.data(), hidden, config_.epsilon,
                    out + i * row_bytes);
   };
   if (count <= kOwnRows) {
@@ -204,13 +221,14 @@ Rows Decoder::normalise(const std::vector<float>& weight, const int64_t* ids, in
   return {normed_.data(), hidden};
 }
 
-void Decoder::add(const Projection& projection, Rows x, int64_t tokens, Phase phase, Team& team) {
+void Decoder::add(const Projection& projection, Rows x, float* residual, int64_t tokens,
+                  Phase phase, Team& team) {
   const PackedMatrix* const weight[] = {projection.weight.get()};
   multiply(linear_, weight, x, tokens,
            [&](int64_t panel, int64_t first, int rows, const float* const(&sums)[1]) {
              const int64_t wanted = wanted_of(*weight[0], panel);
              for (int m = 0; m < rows; ++m) {
-               float* to = residual_.data() + (first + m) * config_.hidden + panel * kPanel;
+               float* to = residual + (first + m) * config_.hidden + panel * kPanel;
                with_bias(sums[0] + m * kPanel, bias_of(projection, panel), [&](const float* y) {
                  for (int64_t n = 0; n < wanted; ++n) to[n] += y[n];
                });

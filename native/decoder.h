@@ -73,12 +73,14 @@ class Decoder {
   void embed(const StepInput& input, int64_t tokens, Team& team);
   void attend(Attention& attention, const Plan& plan, int64_t layer, const StepInput& input,
               Team& team);
-  void feed_forward(const LayerWeights& weights, int64_t tokens, Team& team);
-  // The normalised residual of tokens 0 ... count - 1, or of `ids`.
-  Rows normalise(const std::vector<float>& weight, const int64_t* ids, int64_t count,
+  void feed_forward(const LayerWeights& weights, float* residual, std::byte* attended,
+                    int64_t tokens, Team& team);
+  // The normalised rows of a residual [count, hidden].
+  Rows normalise(const std::vector<float>& weight, const float* residual, int64_t count,
                  Team& team);
   // residual += x W^T + b
-  void add(const Projection& projection, Rows x, int64_t tokens, Phase phase, Team& team);
+  void add(const Projection& projection, Rows x, float* residual, int64_t tokens, Phase phase,
+           Team& team);
   void predict(const StepInput& input, Team& team);
 
   void prepare_heads(const LayerWeights& weights, const StepInput& input, int64_t token);
@@ -97,6 +99,8 @@ class Decoder {
   std::vector<float> projected_;      // [T, H + 2 G, D]: queries, keys, values
   std::vector<std::byte> rotated_;    // the same, as attention takes them
   std::vector<std::byte> attended_;   // [T, H, D]
+  std::vector<float> wanted_residual_;       // [m, hidden]
+  std::vector<std::byte> wanted_attended_;   // [m, H, D]
   std::vector<std::byte> normed_;     // [T, hidden]
   std::vector<std::byte> activated_;  // [T, inner]
 };

@@ -91,6 +91,7 @@ def main() -> None:
     options = parse()
     place = Place(options.peers.expanduser().absolute(), options.dtype)
     print_calibration()
+    subprocess.run([sys.executable, "-m", "peers.settle"], check=True)
     if options.curve:
         print_curves(place, options.rounds, options.json, say)
         return

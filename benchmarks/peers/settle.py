@@ -1,8 +1,8 @@
 """Touches most of the memory that is free, once: `python -m peers.settle`.
 
-In a virtual machine the host backs a page when it is touched for the first time since the machine
-started, which takes tens of times as long as a fault otherwise. Without this the engine that takes
-fresh memory in its measured runs would pay for it, and the one that took all of it at its start not.
+In a virtual machine the host backs a page when it is touched for the first time since the start,
+which takes tens of times as long as a fault otherwise. Without this an engine that takes memory as
+it goes would pay for it in its measured runs, and one that took all of it at its start would not.
 In a process of its own, whose end gives the memory back.
 """
 

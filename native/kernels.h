@@ -71,6 +71,13 @@ constexpr int kTileSteps = 384;
 constexpr int kTileStride = kTileSteps + 16;
 constexpr int kTileBytes = kTileRows * kTileStride * 8;
 
+// Memory to be fetched while a product is computed: `stride` bytes a step.
+struct Fetch {
+  const std::byte* from;
+  int64_t stride;
+  bool again;  // it will be read more than once: it may stay in the caches
+};
+
 // Rows times a panel. Every sum is accumulated in one chain over ascending k, in its own lane,
 // whatever the number of rows: that is what makes a row's bits its own.
 struct LinearKernels {
@@ -78,7 +85,8 @@ struct LinearKernels {
   // Copies k's [0, count) of each row, `stride` bytes apart, to the tile as `multiply` wants them.
   void (*load_tile)(const std::byte* x, int64_t stride, int rows, int count, std::byte* tile);
   // sums[m, n] += tile[m, ...] * panel[..., n]: sums is [rows, kPanel].
-  void (*multiply)(const std::byte* panel, const std::byte* tile, int rows, int steps, float* sums);
+  void (*multiply)(const std::byte* panel, const std::byte* tile, int rows, int steps, float* sums,
+                   const Fetch& fetch);
   // out[n] = sums[n] + bias[n] (nullptr: none), rounded once, for n < count.
   void (*store_row)(const float* sums, const float* bias, int count, std::byte* out);
 };

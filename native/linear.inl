@@ -10,15 +10,10 @@
 namespace pagedkv::PAGEDKV_ISA {
 
 constexpr int kPanelVectors = kPanel / kWideLanes;
-// Bytes that weights are fetched ahead. The stream runs from panel to panel, across the pages at
-// which the hardware's own fetching stops, and memory is read while the rows are multiplied. Weights
-// are used once a step: fetched as what will not be used again, they leave the caches to the rest.
-constexpr int kFetchAhead = 4096;
-
 // M rows by V vectors of a panel.
 template <typename Step, int M, int V>
 inline void multiply_part(const std::byte* panel, const typename Step::Value* tile, int steps,
-                          float* sums) {
+                          float* sums, const Fetch& fetch) {
   Wide acc[M][V];
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
@@ -29,8 +24,14 @@ inline void multiply_part(const std::byte* panel, const typename Step::Value* ti
   }
   for (int s = 0; s < steps; ++s) {
     const std::byte* step = panel + s * kStepBytes;
-    __builtin_prefetch(step + kFetchAhead, 0, 0);
-    __builtin_prefetch(step + kFetchAhead + 64, 0, 0);
+    const std::byte* ahead = fetch.from + s * fetch.stride;
+    if (fetch.again) {
+      __builtin_prefetch(ahead);
+      __builtin_prefetch(ahead + 64);
+    } else {
+      __builtin_prefetch(ahead, 0, 0);
+      __builtin_prefetch(ahead + 64, 0, 0);
+    }
     WideBits weights[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) std::memcpy(&weights[v], step + v * sizeof(Wide), sizeof(Wide));
@@ -51,17 +52,17 @@ inline void multiply_part(const std::byte* panel, const typename Step::Value* ti
 }
 
 template <typename Step, int M>
-void multiply_rows(const std::byte* panel, const std::byte* tile, int rows, int steps,
-                   float* sums) {
+void multiply_rows(const std::byte* panel, const std::byte* tile, int rows, int steps, float* sums,
+                   const Fetch& fetch) {
   if constexpr (M > 1) {
-    if (rows < M) return multiply_rows<Step, M - 1>(panel, tile, rows, steps, sums);
+    if (rows < M) return multiply_rows<Step, M - 1>(panel, tile, rows, steps, sums, fetch);
   }
   constexpr int V = M * kPanelVectors <= kRegisters ? kPanelVectors : kPanelVectors / 2;
   static_assert(M * V <= kRegisters);
   for (int v = 0; v < kPanelVectors; v += V) {
     multiply_part<Step, M, V>(panel + v * sizeof(Wide),
                               reinterpret_cast<const typename Step::Value*>(tile), steps,
-                              sums + v * kWideLanes);
+                              sums + v * kWideLanes, fetch);
   }
 }
 

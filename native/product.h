@@ -16,6 +16,13 @@ constexpr int64_t kGroupBytes = 384 << 10;
 constexpr int64_t kMaxGroup = 8;
 // Tiles of an item of work, when there are many: enough to use the group's stay in the cache.
 constexpr int64_t kItemTiles = 8;
+// So few tiles pass over one panel after the other, each while a part of the next panel is fetched:
+// memory is read all the time, not only by the first tile.
+constexpr int64_t kFewTiles = 3;
+// Bytes that a panel is fetched ahead otherwise: the stream runs from panel to panel, across the
+// pages at which the hardware's own fetching stops. Weights that one tile reads are used once a step:
+// fetched as such, they leave the caches to the rest.
+constexpr int64_t kFetchAhead = 4096;
 // Items a thread should have to choose from, so that threads end together.
 constexpr int64_t kItemsPerThread = 4;
 // Below this many multiply-adds in all it is not worth waking another thread.
@@ -41,9 +48,11 @@ void multiply(const LinearKernels& kernels, const PackedMatrix* const (&weights)
   const int64_t tiles = ceil_div(num_rows, kernels.max_rows);
   // Few rows: panel after panel, one stream through memory. Many rows: groups of panels share the
   // loading of tiles.
+  const bool few = tiles > 1 && tiles <= kFewTiles;
   const int64_t fitting = std::min(kGroupBytes / (Parts * shape.panel_bytes()),
                                    panels / (kItemsPerThread * omp_get_num_threads()));
-  const int64_t group = tiles <= 1 ? 1 : std::clamp<int64_t>(fitting, 1, kMaxGroup / Parts);
+  const int64_t group = tiles <= kFewTiles ? 1 : std::clamp<int64_t>(fitting, 1, kMaxGroup / Parts);
+  const int64_t share = ceil_div(kStepBytes, tiles ? tiles : 1);  // of a step's bytes, for a tile
   const int64_t groups = ceil_div(panels, group), blocks = ceil_div(tiles, kItemTiles);
 
   alignas(64) std::byte tile[kTileBytes];
@@ -66,8 +75,13 @@ void multiply(const LinearKernels& kernels, const PackedMatrix* const (&weights)
                             tile);
           for (int64_t p = 0; p < count; ++p) {
             for (int part = 0; part < Parts; ++part) {
-              kernels.multiply(weights[part]->panel(first_panel + p) + step * kStepBytes, tile,
-                               rows, at_once, sums + (p * Parts + part) * panel_sums);
+              const std::byte* panel = weights[part]->panel(first_panel + p) + step * kStepBytes;
+              const Fetch fetch =
+                  few ? Fetch{weights[part]->panel(first_panel + p + 1) + (t * steps + step) * share,
+                              share, true}
+                      : Fetch{panel + kFetchAhead, kStepBytes, tiles > 1};
+              kernels.multiply(panel, tile, rows, at_once, sums + (p * Parts + part) * panel_sums,
+                               fetch);
             }
           }
         }

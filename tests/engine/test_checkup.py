@@ -68,7 +68,7 @@ def test_a_machine_that_says_nothing_is_a_note(tmp_path: Path) -> None:
     [
         (["scalar", "avx2", "avx512"], "ok", "linear layers native"),
         (["scalar", "avx2"], "note", "the processor has avx512, this build does not"),
-        ([], "note", r"reinstall with a C\+\+17 compiler"),
+        ([], "note", r"reinstall with a C\+\+20 compiler"),
     ],
 )
 def test_a_build_that_lacks_kernels_is_noted(

@@ -68,6 +68,7 @@ ROOMS = (
     "engine",
     "server",
     "loadtest",
+    "bench",
     "attention",
     "properties",
     "models",
@@ -75,7 +76,7 @@ ROOMS = (
     "parity",
     "e2e",
 )
-ELSEWHERE = ("docs", "mutants", "packaging")
+ELSEWHERE = ("benchmarks", "docs", "mutants", "packaging")
 
 each_mutant = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 

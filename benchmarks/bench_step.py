@@ -78,7 +78,7 @@ class Timed:
         inner = llm.engine.core.executor
         assert isinstance(inner, ModelExecutor)
         self._inner, self._decoder = inner, decoder
-        inner._decoder = decoder  # type: ignore[assignment]
+        inner._decoder = decoder
         self.started = self.ended = 0.0
 
     def submit(self, step: Step) -> Ticket:
@@ -114,7 +114,7 @@ def decode_steps(llm: LLM, decoder: Any, sequences: int, **params: Any) -> list[
         committed = time.thread_time()
         return result
 
-    engine.core.step = core_step  # type: ignore[method-assign]
+    engine.core.step = core_step
     steps = []
     for _ in range(WARM_UP + STEPS):
         start = time.thread_time()
@@ -124,7 +124,7 @@ def decode_steps(llm: LLM, decoder: Any, sequences: int, **params: Any) -> list[
         plan, tables, _, sample, commit_, output = np.diff(moments).tolist()
         parts = dict(zip(PARTS, (plan, tables, sample, commit_, output), strict=True))
         steps.append({**parts, "forward": watched.seconds})
-    engine.core.step = commit  # type: ignore[method-assign]
+    engine.core.step = commit
     while engine.has_unfinished_requests():
         engine.step()
     engine.core.executor = timed._inner

@@ -33,7 +33,7 @@ class Engine:
 
     def generate(self, workload: str, requests: Requests) -> list[list[int]]:
         """The output tokens of each request; greedy, of exactly the length asked for."""
-        raise NotImplementedError
+        raise NotImplementedError  # the one thing that each adapter must say itself
 
     def pids(self, workload: str) -> list[int]:
         """The processes whose memory and CPU time count."""

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 IS_ARM = platform.machine() in ("aarch64", "arm64")
 COMPILER = "g++" if IS_ARM else "aarch64-linux-gnu-g++"
 EMULATOR = "qemu-aarch64"
+# A cross compiler and an emulator come from the system's packages, not from the project's.
 pytestmark = pytest.mark.skipif(
     shutil.which(COMPILER) is None, reason=f"{COMPILER} is not installed: nothing built for ARM"
 )

@@ -15,8 +15,12 @@ struct Extent {
   size_t bytes;
 };
 
-nb::ndarray<nb::pytorch, uint8_t, nb::ndim<1>> allocate(size_t bytes) {
+nb::ndarray<nb::pytorch, uint8_t, nb::ndim<1>> allocate(size_t bytes, bool touched) {
   auto* extent = new Extent{allocate_zeroed(bytes), bytes};
+  if (touched) {
+    nb::gil_scoped_release release_gil;
+    touch(extent->memory, bytes);
+  }
   nb::capsule owner(extent, [](void* p) noexcept {
     auto* held = static_cast<Extent*>(p);
     release(held->memory, held->bytes);
@@ -42,7 +46,7 @@ NB_MODULE(_native, m) {
 
   bind_attention(m);
   bind_decoder(m);
-  m.def("allocate", &allocate, "bytes"_a);
+  m.def("allocate", &allocate, "bytes"_a, "touched"_a = false);
   m.def("available_isas", &available_isas);
   m.def("cpu_features", &cpu_features);
   m.def("max_threads", &omp_get_max_threads);

@@ -67,7 +67,7 @@ def catalogue(place: Place, *, http: bool = False) -> tuple[list[Setting], list[
 
 def ours(place: Place) -> Setting:
     options = {"model": EMBEDDED_MODEL, "dtype": place.dtype, "kv_bytes": KV_BYTES}
-    return Setting(OURS, "default settings", "peers.adapters.pagedkv", sys.executable, options)
+    return Setting(OURS, "preallocated", "peers.adapters.pagedkv", sys.executable, options)
 
 
 def ours_over_http(place: Place) -> Setting:
@@ -78,7 +78,7 @@ def ours_over_http(place: Place) -> Setting:
         "kv_bytes": KV_BYTES,
     }
     module = "peers.adapters.pagedkv_server"
-    return Setting(OURS, "serve", module, sys.executable, options)
+    return Setting(OURS, "serve, preallocated", module, sys.executable, options)
 
 
 def llamacpp(place: Place) -> tuple[list[Setting], list[Missing]]:

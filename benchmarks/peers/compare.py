@@ -55,6 +55,16 @@ class Comparison:
     def seconds(self, workload: str, setting: Setting) -> float:
         return statistics.median(run.seconds for run in self.runs[workload][setting])
 
+    def peak_bytes(self, workload: str, setting: Setting) -> int | None:
+        """The most memory of all rounds; None: it has no runs."""
+        runs = self.runs[workload].get(setting, [])
+        return max((run.peak_bytes for run in runs), default=None)
+
+    def leanest(self, workload: str) -> int | None:
+        """The least that a setting has taken; None: none has run."""
+        peaks = (self.peak_bytes(workload, setting) for setting in self.runs[workload])
+        return min((peak for peak in peaks if peak is not None), default=None)
+
     def ratio(self, workload: str, ours: Setting, other: Setting) -> float:
         """How many times as fast ours is: the median over rounds, each with its own ratio."""
         pairs = zip(self.runs[workload][ours], self.runs[workload][other], strict=True)

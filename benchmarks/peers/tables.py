@@ -61,7 +61,7 @@ def speed(workload: Workload, seconds: float | None) -> str:
 
 
 def settings_tables(comparison: Comparison, workloads: Mapping[str, Workload]) -> list[str]:
-    """Of every setting: seconds (* is its engine's best), memory, and whether outputs agree."""
+    """Of every setting: seconds (* is its engine's best), memory (* is the leanest), agreement."""
     seconds = [["seconds: median (least-most)", *workloads]]
     memory = [["peak memory, MiB", *workloads]]
     equal = [["output tokens equal to ours, up to the first difference", *workloads]]
@@ -78,8 +78,9 @@ def settings_tables(comparison: Comparison, workloads: Mapping[str, Workload]) -
                 if runs
                 else "-"
             )
-            peak = max((run.peak_bytes for run in runs), default=None)
-            memory[-1].append("-" if peak is None else f"{peak / 2**20:.0f}")
+            peak = comparison.peak_bytes(name, setting)
+            star = "*" if peak == comparison.leanest(name) else ""
+            memory[-1].append("-" if peak is None else f"{star}{peak / 2**20:.0f}")
             equal[-1].append(f"{sum(alike) / len(alike):.0%}" if alike else "-")
     return [*columns(seconds), "", *columns(memory), "", *columns(equal)]
 

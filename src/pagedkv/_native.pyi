@@ -192,10 +192,11 @@ class Decoder:
     def profile(self) -> dict[str, float]:
         """Seconds of the first thread in each part of all steps so far, its waiting included."""
 
-def allocate(bytes: int) -> torch.Tensor:
-    """Zeroed uint8 [bytes], taken from the system on first touch, in huge pages where possible.
+def allocate(bytes: int, touched: bool = False) -> torch.Tensor:
+    """Zeroed uint8 [bytes], in huge pages where possible.
 
-    Freed with the tensor. MemoryError when the address space is refused.
+    Taken from the system as it is touched first; `touched`: now, by all threads. Freed with the
+    tensor. MemoryError when the address space is refused.
     """
 
 def slot_offset(

@@ -168,13 +168,20 @@ def test_the_table_has_the_best_setting_and_its_ratio() -> None:
         tuned: [2.0, 1.0, 2.0],
     }
     result = Comparison(
-        {"W1": {s: [Run(t, 2**20, t, 0.0, 1.0) for t in times] for s, times in runs.items()}}
+        {
+            "W1": {
+                s: [Run(t, int(t * 2**21), t, 0.0, 1.0) for t in times] for s, times in runs.items()
+            }
+        }
     )
     head, line = speed_table(result, SMALL, {"W1": 0.5}, "ours")
     assert head.split()[:3] == ["unit", "ours", "peer"]
     # 3 tokens in 1 s and 2 s; a floor of half a second.
     assert " ".join(line.split()) == "W1 small tokens/s 3.0 1.5 peer 2.00 1.30 6.0 50%"
     assert any("*2.00 (1.00-2.00)" in text for text in settings_tables(result, SMALL))
+    # The most of all rounds counts: 2 MiB of ours, 6 and 4 of the peer's settings.
+    memory = [text.split()[-1] for text in settings_tables(result, SMALL)[6:9]]
+    assert memory == ["*2", "6", "4"]
     (_, missed) = speed_table(result, SMALL, {"W1": 0.5}, "peer")
     assert "0.50!" in missed.split()
 

@@ -15,7 +15,10 @@ from peers.protocol import Engine, Requests, serve
 class PagedKV(Engine):
     def __init__(self, options: dict[str, Any]) -> None:
         self._llm = LLM(
-            options["model"], dtype=options["dtype"], kv_cache_memory=options["kv_bytes"]
+            options["model"],
+            dtype=options["dtype"],
+            kv_cache_memory=options["kv_bytes"],
+            preallocate=True,
         )
         self.info = {"version": pagedkv.__version__, "report": "; ".join(self._llm.report.lines())}
 

@@ -16,7 +16,12 @@ PREFILL = 256  # tokens of a step that prefills, at least, with no more than as 
 
 class PagedKVDecode(Engine):
     def __init__(self, options: dict[str, Any]) -> None:
-        llm = LLM(options["model"], dtype=options["dtype"], kv_cache_memory=options["kv_bytes"])
+        llm = LLM(
+            options["model"],
+            dtype=options["dtype"],
+            kv_cache_memory=options["kv_bytes"],
+            preallocate=True,
+        )
         self._engine, self._made = llm.engine, 0
         self._tokens: dict[str, tuple[int, ...]] = {}
         self.info = {"version": pagedkv.__version__, "report": "; ".join(llm.report.lines())}

@@ -15,7 +15,8 @@ class PagedKVServer(Engine):
     def __init__(self, options: dict[str, Any]) -> None:
         self._model = options["model"]
         command = [options["program"], "serve", self._model, "--dtype", options["dtype"]]
-        command += ["--kv-cache-memory", str(options["kv_bytes"]), "--log-level", "warning"]
+        command += ["--kv-cache-memory", str(options["kv_bytes"]), "--preallocate"]
+        command += ["--log-level", "warning"]
         self._server = Server(command)
         self.info = {"command": " ".join(command)}
 

@@ -57,6 +57,7 @@ def make_backend(
     scale: float | None = None,
     deterministic: bool = False,
     isa: str | None = None,
+    preallocate: bool = False,
 ) -> AttentionBackend:
     """A backend with its own zeroed K/V store for `spec`.
 
@@ -64,18 +65,19 @@ def make_backend(
     `deterministic` asks that a row's result bits never depend on the batch, the chunking or the
     block size: native always keeps that, gather cannot and is refused. `isa` forces a code path
     of native, one of the extension's available_isas(); None is as NativeBackend says.
+    `preallocate` takes the store's memory from the system now rather than at the first writes.
     Raises ConfigError naming the setting.
     """
     chosen, reason = choose_backend(name)
     if isa is not None and chosen != "native":
         raise ConfigError(f"isa={isa!r} applies to the native backend only, not to {chosen}")
     if chosen == "native":
-        return NativeBackend(spec, scale=scale, isa=isa)
+        return NativeBackend(spec, scale=scale, isa=isa, preallocate=preallocate)
     if chosen == "reference":
-        return ReferenceBackend(spec, scale=scale)
+        return ReferenceBackend(spec, scale=scale, preallocate=preallocate)
     if deterministic:
         raise ConfigError(
             f"deterministic=True needs the native backend; {reason}. Use native, or "
             "deterministic=False"
         )
-    return GatherBackend(spec, scale=scale)
+    return GatherBackend(spec, scale=scale, preallocate=preallocate)

@@ -49,11 +49,13 @@ class GatherBackend:
 
     name = "gather"
 
-    def __init__(self, spec: KVSpec, *, scale: float | None = None) -> None:
+    def __init__(
+        self, spec: KVSpec, *, scale: float | None = None, preallocate: bool = False
+    ) -> None:
         check_spec(spec)
         self.spec = spec
         self._scale = softmax_scale(spec, scale)
-        self._store = TorchStore(spec)
+        self._store = TorchStore(spec, preallocate=preallocate)
         self._scratch = torch.empty((2, 0), dtype=spec.dtype)
 
     def plan(self, batch: AttentionBatch) -> GatherPlan:

@@ -70,7 +70,14 @@ class NativeBackend:
 
     name = "native"
 
-    def __init__(self, spec: KVSpec, *, scale: float | None = None, isa: str | None = None) -> None:
+    def __init__(
+        self,
+        spec: KVSpec,
+        *,
+        scale: float | None = None,
+        isa: str | None = None,
+        preallocate: bool = False,
+    ) -> None:
         check_spec(spec)
         self.spec = spec
         self._native = import_native()
@@ -79,7 +86,8 @@ class NativeBackend:
             raise ConfigError(f"isa={isa!r}: this machine and build have {available}")
         self.shared_spans = 0
         self.isa: str = isa or chosen_isa(self._native)
-        memory = self._native.allocate(stored_block_bytes(spec) * (spec.num_blocks + 1))
+        size = stored_block_bytes(spec) * (spec.num_blocks + 1)
+        memory = self._native.allocate(size, touched=preallocate)
         self._store = self._native.Store(
             memory,
             spec.num_layers,

@@ -31,11 +31,13 @@ class ReferenceBackend:
 
     name = "reference"
 
-    def __init__(self, spec: KVSpec, *, scale: float | None = None) -> None:
+    def __init__(
+        self, spec: KVSpec, *, scale: float | None = None, preallocate: bool = False
+    ) -> None:
         check_spec(spec)
         self.spec = spec
         self._scale = softmax_scale(spec, scale)
-        self._store = TorchStore(spec)
+        self._store = TorchStore(spec, preallocate=preallocate)
 
     def plan(self, batch: AttentionBatch) -> ReferencePlan:
         return ReferencePlan(checked_copy(batch, self.spec), self)

@@ -18,11 +18,13 @@ from pagedkv.attention.interface import KVSpec
 class TorchStore:
     """K and V of every layer: [L, 2, num_blocks + 1, B, G, D], zero at first. Owns its tensor."""
 
-    def __init__(self, spec: KVSpec) -> None:
+    def __init__(self, spec: KVSpec, *, preallocate: bool = False) -> None:
         self.spec = spec
         blocks = (spec.num_blocks + 1, spec.block_size, spec.num_kv_heads, spec.head_dim)
         # By numpy: it leaves zero pages to the system, where torch.zeros writes the whole pool.
         memory = torch.from_numpy(np.zeros((spec.num_blocks + 1) * spec.block_bytes, np.uint8))
+        if preallocate:
+            memory.zero_()
         self._data = memory.view(spec.dtype).view(spec.num_layers, 2, *blocks)
 
     def slots(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:

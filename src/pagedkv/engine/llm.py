@@ -66,6 +66,8 @@ class LLM:
     dtype: "float32", "bfloat16", or "auto": the checkpoint's own (float32 if it is neither).
     num_blocks / kv_cache_memory: size of the pool in blocks or bytes; by default a share of the
         memory that the container has left (`pagedkv.engine.memory.KV_SHARE`).
+    preallocate: take the pool's memory from the system at the start, not as blocks are used for
+        the first time: a slower start, and no step that waits for pages.
     max_model_len: most tokens of prompt and output together; by default what the model was
         trained for. A sequence that outgrows the pool even alone ends with "length".
     max_num_seqs: samples that run at once, at most max_num_batched_tokens of them.
@@ -106,6 +108,7 @@ class LLM:
         block_size: int = 16,
         num_blocks: int | None = None,
         kv_cache_memory: int | None = None,
+        preallocate: bool = False,
         max_model_len: int | None = None,
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 512,
@@ -135,6 +138,7 @@ class LLM:
         ):
             if value is not None:
                 check_integer(name, value, low)
+        check_flag("preallocate", preallocate)
         check_flag("enable_prefix_caching", enable_prefix_caching)
         check_flag("deterministic", deterministic)
         check_flag("sanitize", sanitize)
@@ -202,6 +206,7 @@ class LLM:
             backend_name,
             config.kv_spec(blocks, block_size, kv_dtype),
             deterministic=deterministic,
+            preallocate=preallocate,
         )
         if manager.sanitizer is not None:
             _LOG.warning("the sanitizer is on: every use of a block is checked, at a price")

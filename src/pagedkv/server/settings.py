@@ -148,6 +148,10 @@ class EngineSettings(_Section):
         default=None,
         description="Memory of the pool: bytes, 512MiB, 2GB. none: a share of what is available.",
     )
+    preallocate: bool = Field(
+        default=False,
+        description="Take the pool's memory at the start, not as blocks are first used.",
+    )
     max_model_len: Maybe[Annotated[int, Field(ge=2, lt=2**31)]] = Field(
         default=None,
         description="Most tokens of prompt and output together. none: the model's own.",

@@ -1,16 +1,19 @@
-"""`pagedkv plan`: what K/V take, how many sequences fit, when copying beats computing."""
+"""`pagedkv plan`: what K/V take, how many sequences fit, when copying or a split pays."""
 
 from __future__ import annotations
 
 import json
 import math
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from pagedkv.cli.costs import Line
+from pagedkv.cli.plan_split import SplitOptions, plan_split, print_split, read_rates, split_facts
 from pagedkv.cli.units import format_size, format_time
 from pagedkv.engine.sizes import parse_bytes
 from pagedkv.errors import ConfigError
@@ -74,10 +77,97 @@ def plan(
         float | None,
         typer.Option(help="Microseconds more for each piece copied. Default: 0.", metavar="NUMBER"),
     ] = None,
+    ttft: Annotated[
+        float | None,
+        typer.Option(help="Split or not: seconds to the first token.", metavar="NUMBER"),
+    ] = None,
+    tpot: Annotated[
+        float | None,
+        typer.Option(
+            help="Split or not: seconds between tokens, mean of a request.", metavar="NUMBER"
+        ),
+    ] = None,
+    share: Annotated[
+        float, typer.Option(help="Of the requests that both are for.", metavar="NUMBER")
+    ] = 0.9,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Split or not: of these requests, see simulate.", metavar="FILE"),
+    ] = None,
+    rates: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of all others: measured requests/s of a device that prefills alone, "
+            "decodes alone, does both.",
+            metavar="P,D,BOTH",
+        ),
+    ] = None,
+    devices: Annotated[int, typer.Option(help="Most devices of a split.", metavar="INTEGER")] = 8,
+    network_gb: Annotated[
+        float, typer.Option(help="GB/s of a device's link to the others.", metavar="NUMBER")
+    ] = 25.0,
+    max_num_seqs: Annotated[
+        int, typer.Option(help="Most sequences that a device decodes at once.", metavar="INTEGER")
+    ] = 256,
+    step_ms: Annotated[
+        float | None,
+        typer.Option(help="Milliseconds of any step, see simulate serve.", metavar="NUMBER"),
+    ] = None,
+    token_us: Annotated[
+        float | None,
+        typer.Option(help="Microseconds more for each token.", metavar="NUMBER"),
+    ] = None,
+    context_us: Annotated[
+        float | None,
+        typer.Option(help="Microseconds more for each token of context read.", metavar="NUMBER"),
+    ] = None,
+    perf_table: Annotated[
+        Path | None,
+        typer.Option(
+            help="Instead: costs from a table, see simulate serve. --model is as the table calls "
+            "it then, and --model-shape is needed too.",
+            metavar="FILE",
+        ),
+    ] = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="As the table calls it.", metavar="TEXT")
+    ] = None,
+    tp: Annotated[
+        int | None, typer.Option(help="Tensor parallelism, of the table.", metavar="INTEGER")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
-    """What a model's K/V take, how many sequences fit, and when copying beats computing."""
-    shape, found_heads, found_parameters = _shape(model, model_shape, dtype)
+    """What a model's K/V take, how many sequences fit, and when copying beats computing.
+
+    With --ttft, --tpot and --trace: whether prefill and decode should have devices of their own,
+    how many each, and at what goodput a device. Pool and model are those of one device.
+    """
+    split = SplitOptions(
+        ttft,
+        tpot,
+        share,
+        trace,
+        devices,
+        network_gb,
+        max_num_seqs,
+        Line(step_ms, token_us, context_us),
+        perf_table,
+        model if perf_table is not None else None,
+        hardware,
+        tp,
+    )
+    if rates is not None:
+        if split.asked or model is not None or model_shape is not None:
+            raise ConfigError("--rates need neither a model nor a trace: leave them out")
+        facts = split_facts(read_rates(rates), devices)
+        if as_json:
+            print(json.dumps(facts))
+        else:
+            print_split(facts, Console(highlight=False))
+        return
+    shape, found_heads, found_parameters = _shape(
+        model if perf_table is None else None, model_shape, dtype
+    )
     capacity = Capacity(shape, parse_bytes(memory, "--memory"), block_size, reserve, mean_output)
     recovery = None
     if link is not None or flops is not None:
@@ -96,14 +186,18 @@ def plan(
         )
     elif piece is not None or piece_us is not None:
         raise ConfigError("--piece and --piece-us are about copying: give --link and --flops too")
+    planned = plan_split(split, capacity) if split.asked else None
     if as_json:
-        print(json.dumps(_facts(capacity, recovery)))
+        found = _facts(capacity, recovery)
+        print(json.dumps(found if planned is None else found | {"disaggregation": planned}))
         return
     console = Console(highlight=False)
     console.print(_capacity_table(capacity))
     console.print(_waste_table(capacity))
     if recovery is not None:
         console.print(_recovery_table(recovery))
+    if planned is not None:
+        print_split(planned, console)
 
 
 def _shape(

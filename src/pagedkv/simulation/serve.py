@@ -70,6 +70,22 @@ class Server:
             decision_log=0,  # nobody would read it
         )
 
+    def make_manager(self) -> BlockManager:
+        """An empty pool. ConfigError for settings that cannot be."""
+        config = self.scheduling
+        if self.block_size < 1:
+            raise ConfigError(f"block_size={self.block_size}: give at least 1")
+        try:
+            return BlockManager(
+                self.num_blocks,
+                self.block_size,
+                prefix_caching=self.prefix_caching,
+                max_seqs=config.seats,
+                max_blocks_per_seq=min(self.num_blocks, -(-self.max_model_len // self.block_size)),
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
 
 @dataclass(slots=True)
 class Served:
@@ -184,34 +200,20 @@ def serve(
     the trace's block ids say; a request generates exactly its output tokens, at least one. Those
     that can never run end with reason "error". ConfigError for settings that cannot work.
     """
-    config = server.scheduling
-    if server.block_size < 1:
-        raise ConfigError(f"block_size={server.block_size}: give at least 1")
-    try:
-        manager = BlockManager(
-            server.num_blocks,
-            server.block_size,
-            prefix_caching=server.prefix_caching,
-            max_seqs=config.seats,
-            max_blocks_per_seq=min(
-                server.num_blocks, -(-server.max_model_len // server.block_size)
-            ),
-        )
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    manager = server.make_manager()
     clock = VirtualClock()
     tier, lower = None, None
     if server.link is not None:
         tier = LinkedTier(server.link)
         lower = LowerTiers(tier.below, Namer(b"simulated"), server.link.block_bytes)
     executor = TimedExecutor(clock, cost, tier=tier)
-    core = EngineCore(Scheduler(manager, config, lower), executor)
+    core = EngineCore(Scheduler(manager, server.scheduling, lower), executor)
     arrivals = trace.arrivals if trace.arrivals is not None else np.zeros(len(trace))
-    run = SimulatedRun(_times(trace, arrivals), server.num_blocks, server.block_size)
+    run = SimulatedRun(request_times(trace, arrivals), server.num_blocks, server.block_size)
     # Each is made when it arrives: the prompts of a long trace would fill the memory.
-    coming = _requests(trace, arrivals, server.max_model_len)
+    coming = make_requests(trace, arrivals, server.max_model_len)
     times = deque(arrivals.tolist())
-    with _collecting_seldom():
+    with collecting_seldom():
         while (times or core.has_unfinished()) and clock.now < until:
             if not core.has_unfinished():
                 clock.now = max(clock.now, times[0])
@@ -240,7 +242,7 @@ def serve(
 
 
 @contextmanager
-def _collecting_seldom() -> Iterator[None]:
+def collecting_seldom() -> Iterator[None]:
     """The garbage collector looks at the objects of a few steps at a time.
 
     There are thousands a step, none of them in a cycle, and nearly all gone with the next one.
@@ -253,13 +255,13 @@ def _collecting_seldom() -> Iterator[None]:
         gc.set_threshold(*usual)
 
 
-def _times(trace: Trace, arrivals: Float64) -> list[RequestTimes]:
+def request_times(trace: Trace, arrivals: Float64) -> list[RequestTimes]:
     tenants = [None] * len(trace) if trace.tenants is None else trace.tenants
     rows = zip(arrivals.tolist(), trace.prompt_tokens.tolist(), tenants, strict=True)
     return [RequestTimes(*row) for row in rows]
 
 
-def _requests(trace: Trace, arrivals: Float64, max_model_len: int) -> Iterator[Add]:
+def make_requests(trace: Trace, arrivals: Float64, max_model_len: int) -> Iterator[Add]:
     outputs = np.maximum(trace.output_tokens, 1).tolist()
     for i, (arrival, output) in enumerate(zip(arrivals.tolist(), outputs, strict=True)):
         params = SamplingParams(max_tokens=output, ignore_eos=True)

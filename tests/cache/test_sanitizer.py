@@ -401,7 +401,7 @@ def test_a_hit_on_what_was_computed_before_a_reset(monkeypatch: Patch) -> None:
 def test_a_name_that_a_reset_leaves(monkeypatch: Patch) -> None:
     m = sanitized()
     remember(m, [1, 2])
-    skip(monkeypatch, "pagedkv.cache.manager.withdraw")
+    skip(monkeypatch, "pagedkv.cache.manager.withdraw_all")
     with caught(Misuse.WRONG_HIT, block=1, step=5):
         m.reset_cache()
 

@@ -62,6 +62,7 @@ MODULES = tuple(dict.fromkeys(mutant.module for mutant in MUTANTS))
 # enough. Tests of the wheel and of the documents do not look at the copy.
 ROOMS = (
     "tiers",
+    "transfer",
     "cache",
     "scheduling",
     "simulation",

@@ -29,6 +29,17 @@ class OutOfSequences(PagedKVError):
         self.needed, self.open, self.max_seqs = needed, open_, max_seqs
 
 
+class EventGap(PagedKVError):
+    """Events of the cache that a reader asks for are no longer kept."""
+
+    def __init__(self, seq: int, first: int) -> None:
+        super().__init__(
+            f"event {seq} is no longer kept, the first that is has number {first}: "
+            "start again from a picture"
+        )
+        self.seq, self.first = seq, first
+
+
 class InvariantError(PagedKVError):
     """`check` found that the manager's own state is inconsistent."""
 

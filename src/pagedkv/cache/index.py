@@ -15,13 +15,16 @@ and a long chain is followed from heir to heir.
 from __future__ import annotations
 
 from array import array
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 import numpy as np
 
 from pagedkv.cache.sorted_keys import SortedKeys
 from pagedkv.cache.types import Int32
+
+if TYPE_CHECKING:
+    from pagedkv.cache.events import EventLog
 
 # A Python dict is rebuilt whole when its deleted entries have used it up. Many small ones, chosen
 # by the parent's serial, spread that over the steps.
@@ -63,6 +66,11 @@ def token_bytes(tokens: Int32) -> bytes:
     return (tokens.view(np.uint32) ^ _SIGN).astype(">u4").tobytes()
 
 
+def tokens_of(data: bytes) -> Int32:
+    """The tokens that key bytes stand for: a new int32 array."""
+    return (np.frombuffer(data, ">u4").astype(np.uint32) ^ _SIGN).view(np.int32)
+
+
 class PrefixIndex:
     """The named blocks. `contents` int32 [num_blocks + 1, B] is the manager's, read only here."""
 
@@ -82,6 +90,7 @@ class PrefixIndex:
         self._order = SortedKeys()  # their keys
         self._nodes: list[dict[bytes, int]] = [{} for _ in range(_SHARDS)]
         self.next_serial = 1
+        self.log: EventLog | None = None  # where somebody listens
 
     def __len__(self) -> int:
         return sum(map(len, self._nodes))
@@ -189,6 +198,8 @@ class PrefixIndex:
             for node in found:
                 found += self.children(node)
         found.reverse()
+        if self.log is not None:
+            self.log.withdraw(found)
         for node in found:
             self._forget(node)
         return found

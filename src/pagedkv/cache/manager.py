@@ -12,13 +12,14 @@ import numpy as np
 
 from pagedkv.cache.check import check_manager
 from pagedkv.cache.errors import OutOfBlocks
+from pagedkv.cache.events import EventLog
 from pagedkv.cache.evict import EVICTION_POLICIES
 from pagedkv.cache.export import Tables
-from pagedkv.cache.index import ROOT, PrefixIndex, make_frames
+from pagedkv.cache.index import PrefixIndex, make_frames
 from pagedkv.cache.lease import Lease, start_lease, stop_lease
 from pagedkv.cache.lookup import Query, match, open_row, read_query
 from pagedkv.cache.pool import Pool
-from pagedkv.cache.publish import evict, publish_full, publish_tail, withdraw
+from pagedkv.cache.publish import evict, publish_full, publish_tail, withdraw, withdraw_all
 from pagedkv.cache.reserve import (
     apply,
     cancel,
@@ -412,10 +413,7 @@ class BlockManager:
         """
         table = self.table
         table.outdated |= (table.lengths > 0) | (table.reserved > 0)
-        withdraw(
-            self._state,
-            [b for b, p in enumerate(self.index.parents) if p == ROOT and self.index.keys[b]],
-        )
+        withdraw_all(self._state)
 
     @watched
     def lease(self, blocks: Sequence[BlockId] | Int32) -> Lease:
@@ -436,6 +434,15 @@ class BlockManager:
         if lease_id not in self.leases:
             raise KeyError(f"lease {lease_id} is not open")
         stop_lease(self._state, self.leases.pop(lease_id))
+
+    def listen(self, capacity: int | None = None) -> EventLog:
+        """The log of names published and withdrawn, kept from the first call on; always the same.
+
+        capacity: at the first call, how many events it keeps at least; see `EventLog`.
+        """
+        if self.index.log is None:
+            self.index.log = EventLog(self.index, self.pool.extents, capacity)
+        return self.index.log
 
     # ---- state --------------------------------------------------------------------------------
 

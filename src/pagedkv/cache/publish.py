@@ -49,6 +49,8 @@ def publish_full(state: State, which: Int64, firsts: Int64, lasts: Int64) -> Non
             moved.append((i, owner_of_name))
         parent = owner_of_name
     state.pool.name(np.array(published, np.int32), state.block_size)
+    if index.log is not None:
+        index.log.publish(published, state.block_size)
     if moved:
         places, known_blocks = np.array(moved, np.int32).T
         state.pool.change(known_blocks, +1)
@@ -74,6 +76,8 @@ def publish_tail(state: State, row: int) -> None:
     tokens = token_bytes(state.contents[block, :fill])
     if state.index.publish(block, parent, frame, tokens) == block:
         pool.name(np.array([block], np.int32), fill)
+        if state.index.log is not None:
+            state.index.log.publish([block], fill)
         if pool.eviction.recall(state.index.digests[block]):
             pool.use_again(rows.blocks[row, : at + 1])
 
@@ -86,6 +90,16 @@ def withdraw(state: State, blocks: list[int]) -> None:
             gone += state.index.withdraw(block)
     if gone:
         state.pool.unname(np.array(gone, np.int32))
+
+
+def withdraw_all(state: State) -> None:
+    """Withdraws every name; a log hears of it as one event."""
+    index = state.index
+    log, index.log = index.log, None
+    withdraw(state, [b for b, p in enumerate(index.parents) if p == ROOT and index.keys[b]])
+    index.log = log
+    if log is not None:
+        log.clear()
 
 
 def evict(state: State, k: int) -> Int32:

@@ -8,6 +8,7 @@ name compares the tokens too.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import NewType
 
 from pagedkv.cache.index import Frames, token_bytes
@@ -25,23 +26,38 @@ class Namer:
     That is: the model's weights, the K/V dtype, the layout and its version, and the block size.
     """
 
+    root = ROOT
+
     def __init__(self, fingerprint: bytes) -> None:
         self._key = hashlib.blake2b(fingerprint, digest_size=64).digest()
 
     def child(self, parent: BlockName, frame: bytes, tokens: Int32) -> BlockName:
         """The name of the block that holds `tokens` (at most a block) behind `parent`."""
-        content = len(frame).to_bytes(4) + frame + token_bytes(tokens)
+        return self.child_of_bytes(parent, frame, token_bytes(tokens))
+
+    def child_of_bytes(self, parent: BlockName, frame: bytes, tokens: bytes) -> BlockName:
+        """The same for tokens as key bytes."""
+        content = len(frame).to_bytes(4) + frame + tokens
         digest = hashlib.blake2b(parent + content, key=self._key, digest_size=NAME_BYTES)
         return BlockName(digest.digest())
+
+    def facts(self, frame: bytes) -> str:
+        """A digest of namespace and extra bytes alone, to tell them apart without saying them."""
+        return self.child_of_bytes(ROOT, frame, b"").hex()
+
+    def walk(
+        self, tokens: Int32, frames: Frames, public_blocks: int, block_size: int
+    ) -> Iterator[BlockName]:
+        """Names of all blocks of a prompt, one by one, the partly filled last one included."""
+        content, size = token_bytes(tokens), 4 * block_size
+        name = ROOT
+        for i in range(-(-len(tokens) // block_size)):
+            frame = frames.public if i < public_blocks else frames.private
+            name = self.child_of_bytes(name, frame, content[i * size : (i + 1) * size])
+            yield name
 
     def chain(
         self, tokens: Int32, frames: Frames, public_blocks: int, block_size: int
     ) -> list[BlockName]:
-        """Names of all blocks of a prompt, in order, the partly filled last one included."""
-        names: list[BlockName] = []
-        parent = ROOT
-        for i in range(-(-len(tokens) // block_size)):
-            frame = frames.public if i < public_blocks else frames.private
-            parent = self.child(parent, frame, tokens[i * block_size : (i + 1) * block_size])
-            names.append(parent)
-        return names
+        """The same as a list."""
+        return list(self.walk(tokens, frames, public_blocks, block_size))

@@ -1,0 +1,1 @@
+"""Moving sequences between workers, and choosing the workers. Machines without I/O."""

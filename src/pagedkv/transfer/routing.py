@@ -1,0 +1,160 @@
+"""What a router is told and what it decides, as plain values that can be sent and recorded.
+
+Times are seconds of the router's clock. A worker that both prefills and decodes has the role
+"both": a request stays there. Block counts are in the worker's own blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from pagedkv.transfer.events import KVEventBatch
+
+Role = Literal["prefill", "decode", "both"]
+
+
+class Link(msgspec.Struct, frozen=True):
+    """What moving K/V takes: seconds = latency_s + bytes / bytes_per_s."""
+
+    latency_s: float
+    bytes_per_s: float
+
+
+class RouterConfig(msgspec.Struct, frozen=True):
+    """block_size: tokens a block, of the names that requests are routed by.
+
+    kv_bytes_per_token: of all layers. local, remote: links between workers of one host and of two.
+    epsilon_s: scores that differ by no more are equal; which of them is chosen depends on the
+        prompt's first block alone, so that equal prompts meet, and hardly changes when workers come
+        and go. Must be short beside a prefill and long beside the noise of a measured rate.
+    max_held: requests that wait here for room at a worker.
+    """
+
+    block_size: int
+    kv_bytes_per_token: int
+    local: Link = Link(0.0005, 5e9)
+    remote: Link = Link(0.002, 1e9)
+    epsilon_s: float = 0.002
+    max_held: int = 10_000
+
+
+# ---- events ------------------------------------------------------------------------------------
+
+
+class WorkerReport(msgspec.Struct, frozen=True, tag=True):
+    """How a worker is doing; the first makes it known. Sent after a step, or a few times a second.
+
+    host: workers of one host have the local link between them.
+    free_blocks: free and cached: what a `reserve` could take now. Not those pinned for a receiver.
+    pinned_blocks: computed here, held until another worker has them.
+    promised_blocks: that waiting requests will take, that running ones may still grow by, and that
+        have been granted to moves on their way here.
+    wait_s: until room is made for a request that comes now, before the queued tokens are counted.
+    queued_tokens: of prompts, waiting or half prefilled, not computed yet and not cached.
+    running: sequences that decode. prefill_tokens_per_s: with the decodes that run now.
+    step_s: of a decode step now; step_s_per_sequence: what one more makes it longer by.
+    seen: requests that have reached it since its last report: the numbers above count them.
+    """
+
+    worker: str
+    role: Role
+    num_blocks: int
+    free_blocks: int
+    prefill_tokens_per_s: float
+    promised_blocks: int = 0
+    pinned_blocks: int = 0
+    wait_s: float = 0.0
+    queued_tokens: int = 0
+    running: int = 0
+    step_s: float = 0.0
+    step_s_per_sequence: float = 0.0
+    host: str = ""
+    draining: bool = False
+    seen: tuple[str, ...] = ()
+
+
+class WorkerGone(msgspec.Struct, frozen=True, tag=True):
+    """A worker has died or left. One that comes back under the same name is a new one."""
+
+    worker: str
+
+
+class WorkerEvents(msgspec.Struct, frozen=True, tag=True):
+    """What a worker has told of its cache; see `transfer.events`."""
+
+    worker: str
+    seq: int
+    batch: KVEventBatch
+
+
+class Arrival(msgspec.Struct, frozen=True, tag=True):
+    """A request wants workers.
+
+    names: of its blocks in order (`Namer.walk`); a generator is taken only as far as needed.
+    output_tokens: that the decode worker keeps head-room for, of all samples together: their limit,
+        or how long outputs are expected to be.
+    deadline: for the first token, by the router's clock; tpot: seconds a token after it; None: no
+        hurry.
+    priority: lower goes first among requests that wait here.
+    """
+
+    request_id: str
+    prompt_tokens: int
+    output_tokens: int
+    names: Iterable[bytes] = ()
+    deadline: float | None = None
+    tpot: float | None = None
+    priority: int = 0
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """A request is over, wherever it was; one that waits here is dropped."""
+
+    request_id: str
+
+
+class Tick(msgspec.Struct, frozen=True, tag=True):
+    """Time has passed."""
+
+
+RouterEvent = WorkerReport | WorkerGone | WorkerEvents | Arrival | Ended | Tick
+
+
+# ---- decisions ---------------------------------------------------------------------------------
+
+
+class Assign(msgspec.Struct, frozen=True, tag=True):
+    """A request's workers; the same one twice where it stays.
+
+    cached_tokens: of its prompt at the prefill worker, as far as is known; decode_cached_tokens: at
+    the decode worker, which are not moved. queue_s + prefill_s until the first token, transfer_s
+    and a step until the second.
+    """
+
+    request_id: str
+    prefill: str
+    decode: str
+    cached_tokens: int
+    decode_cached_tokens: int
+    queue_s: float
+    prefill_s: float
+    transfer_s: float
+
+
+class Shed(msgspec.Struct, frozen=True, tag=True):
+    """A request is refused; `reason` is for its client."""
+
+    request_id: str
+    reason: str
+
+
+class AskForPicture(msgspec.Struct, frozen=True, tag=True):
+    """Events of a worker are missing: it is to tell everything (`EventStream.ask_for_picture`)."""
+
+    worker: str
+
+
+Decision = Assign | Shed | AskForPicture

@@ -21,6 +21,7 @@ LESS = {
     "bench_fairness": ("--seconds", "200"),
     "bench_prediction": ("--seconds", "15"),
     "bench_recovery": ("--requests", "30"),
+    "bench_router": ("--decisions", "20000"),
     "bench_simulation": ("--runs", "1"),
 }
 

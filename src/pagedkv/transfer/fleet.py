@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.errors import ConfigError
-from pagedkv.transfer.routing import WorkerReport
+from pagedkv.transfer.routing import Role, WorkerReport
 
 _COLUMNS = np.dtype(
     [
@@ -57,6 +57,7 @@ class Fleet:
         self.reports: dict[int, WorkerReport] = {}
         self._unused = list(range(_PLACES))[::-1]
         self._hosts: dict[str, int] = {}
+        self._turning: dict[int, Role] = {}  # roles that workers are to report next
         self._sent: dict[str, tuple[Sent, ...]] = {}  # by request
         self._sent_to: dict[int, set[str]] = {}  # by place: requests of which a part goes there
 
@@ -78,6 +79,8 @@ class Fleet:
         if place is None:
             place = self._take_place(report.worker)
         self.reports[place] = report
+        if self._turning.get(place) == report.role:
+            del self._turning[place]
         for request in report.seen:
             if request in self._sent_to[place]:
                 self._sent_to[place].remove(request)
@@ -90,10 +93,22 @@ class Fleet:
         place = self.places.pop(worker)
         self.rows[place] = _empty(1)[0]
         del self.reports[place]
+        self._turning.pop(place, None)
         for request in self._sent_to.pop(place):
             self._drop(request, place)
         self._unused.append(place)
         return place
+
+    def turn(self, place: int, role: Role) -> None:
+        """Gives the worker nothing until it reports this role."""
+        self._turning[place] = role
+        self._refresh(place)
+
+    def stop_turning(self) -> None:
+        """Takes workers as they report, whatever they were to report."""
+        places, self._turning = list(self._turning), {}
+        for place in places:
+            self._refresh(place)
 
     def send(self, request: str, parts: tuple[Sent, ...]) -> None:
         """Counts a request as on its way until its workers have reported it."""
@@ -120,8 +135,9 @@ class Fleet:
 
     def _refresh(self, place: int) -> None:
         report, row = self.reports[place], self.rows[place]
-        row["prefills"] = report.role != "decode" and not report.draining
-        row["decodes"] = report.role != "prefill" and not report.draining
+        active = not report.draining and place not in self._turning
+        row["prefills"] = active and report.role != "decode"
+        row["decodes"] = active and report.role != "prefill"
         row["host"] = self._hosts.setdefault(report.host, len(self._hosts))
         row["num_blocks"] = report.num_blocks
         row["room"] = report.free_blocks - report.promised_blocks

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from pagedkv.transfer.fleet import Fleet, Sent
 from pagedkv.transfer.placement import NoPair, Pair, Wanted, blocks_of, choose_pair
 from pagedkv.transfer.prefix_index import WorkerPrefixes
+from pagedkv.transfer.roles import Roles, Side
 from pagedkv.transfer.routing import (
     Arrival,
     AskForPicture,
@@ -61,6 +62,7 @@ class Router:
         self._first_deadline = math.inf  # of those held, or earlier
         self._arrivals = 0
         self._asked: dict[int, float] = {}  # when a picture was asked for, by place
+        self._roles = None if config.flip is None else Roles(config.flip)
 
     @property
     def num_held(self) -> int:
@@ -90,7 +92,7 @@ class Router:
                 ]
                 return self._retry(now)
             case Tick():
-                return self._expire(now)
+                return self._expire(now) + self._watch_roles(now)
 
     def _arrive(self, arrival: Arrival, now: float) -> list[Decision]:
         self._arrivals += 1
@@ -155,6 +157,12 @@ class Router:
             Shed(held.arrival.request_id, f"its deadline has passed; {held.why.reason}")
             for held in late
         ]
+
+    def _watch_roles(self, now: float) -> list[Decision]:
+        if self._roles is None:
+            return []
+        held: dict[Side, int] = {side: self.held_for(side) for side in ("prefill", "decode")}
+        return [*self._roles.watch(self.fleet, held, now)]
 
     def _choose(self, arrival: Arrival, names: _Names, now: float) -> Pair | NoPair:
         cached = self.prefixes.cached_blocks(names, len(self.fleet.rows))

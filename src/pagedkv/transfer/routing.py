@@ -23,6 +23,22 @@ class Link(msgspec.Struct, frozen=True):
     bytes_per_s: float
 
 
+class FlipConfig(msgspec.Struct, frozen=True):
+    """When a worker changes its role; see `transfer.roles` for what a load is.
+
+    patience_s: that one side has to starve and the other to have a worker to spare, without a
+    break. rest_s: after a change, until the next. queue_s: that a prompt may wait. full_share: of
+    decode workers' blocks in use, from which on they are full. spare_load: the most that a side may
+    have afterwards that gives a worker away.
+    """
+
+    patience_s: float = 5.0
+    rest_s: float = 60.0
+    queue_s: float = 2.0
+    full_share: float = 0.9
+    spare_load: float = 0.6
+
+
 class RouterConfig(msgspec.Struct, frozen=True):
     """block_size: tokens a block, of the names that requests are routed by.
 
@@ -30,7 +46,7 @@ class RouterConfig(msgspec.Struct, frozen=True):
     epsilon_s: scores that differ by no more are equal; which of them is chosen depends on the
         prompt's first block alone, so that equal prompts meet, and hardly changes when workers come
         and go. Must be short beside a prefill and long beside the noise of a measured rate.
-    max_held: requests that wait here for room at a worker.
+    max_held: requests that wait here for room at a worker. flip: None: roles stay.
     """
 
     block_size: int
@@ -39,6 +55,7 @@ class RouterConfig(msgspec.Struct, frozen=True):
     remote: Link = Link(0.002, 1e9)
     epsilon_s: float = 0.002
     max_held: int = 10_000
+    flip: FlipConfig | None = None
 
 
 # ---- events ------------------------------------------------------------------------------------
@@ -117,7 +134,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 class Tick(msgspec.Struct, frozen=True, tag=True):
-    """Time has passed."""
+    """Time has passed; to be sent about once a second."""
 
 
 RouterEvent = WorkerReport | WorkerGone | WorkerEvents | Arrival | Ended | Tick
@@ -157,4 +174,14 @@ class AskForPicture(msgspec.Struct, frozen=True, tag=True):
     worker: str
 
 
-Decision = Assign | Shed | AskForPicture
+class SetRole(msgspec.Struct, frozen=True, tag=True):
+    """A worker is to change its role: to move away or finish what it has, and report the new one.
+
+    It gets no new requests until it does.
+    """
+
+    worker: str
+    role: Role
+
+
+Decision = Assign | Shed | AskForPicture | SetRole

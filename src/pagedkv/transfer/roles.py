@@ -1,0 +1,95 @@
+"""When a worker changes its role: one side starves, and the other can spare one.
+
+The load of a side is 1 when it is full. Of prefill workers: the time that a prompt waits, beside
+the time that it may; of decode workers: the share of blocks in use, beside the share at which
+they count as full, and never less than 1 while requests wait for room there. A side starves from
+1 on. It can spare a worker if its load, put on one worker less, stays well below that; the gap
+between the two bounds, the patience and the rest after each change keep roles from swinging.
+(Splitwise, ISCA 2024, has a mixed pool for the same end.)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+
+from pagedkv.cache.types import Mask
+from pagedkv.errors import ConfigError
+from pagedkv.transfer.fleet import Fleet
+from pagedkv.transfer.routing import FlipConfig, SetRole
+
+Side = Literal["prefill", "decode"]
+
+
+class Roles:
+    """Watches the load of both sides. ConfigError for bounds that let roles swing."""
+
+    def __init__(self, config: FlipConfig) -> None:
+        if not 0 < config.spare_load < 1:
+            raise ConfigError(
+                f"spare_load={config.spare_load} must be between 0 and 1, where a side starves"
+            )
+        for name in ("patience_s", "rest_s", "queue_s", "full_share"):
+            if not getattr(config, name) > 0:
+                raise ConfigError(f"{name}={getattr(config, name)} must be above 0")
+        self._config = config
+        self._since: dict[Side, float] = {}  # since when a side starves while the other has spare
+        self._rests_until = -math.inf
+
+    def watch(self, fleet: Fleet, held: dict[Side, int], now: float) -> list[SetRole]:
+        """At most one change of role. held: requests that wait at the router for room at a side.
+
+        The worker takes no new requests from then on until it reports its new role, or until the
+        rest is over: then it is as it reports. To be called at least once a second.
+        """
+        if now < self._rests_until:
+            return []
+        fleet.stop_turning()
+        loads = {side: self._load(fleet, side, held[side]) for side in _OTHER}
+        for side, other in _OTHER.items():
+            if not (loads[side] >= 1 and self._can_spare(fleet, other, loads[other])):
+                self._since.pop(side, None)
+            elif now >= self._since.setdefault(side, now) + self._config.patience_s:
+                self._since.clear()
+                self._rests_until = now + self._config.rest_s
+                place = _least_busy(fleet, other)
+                fleet.turn(place, side)
+                return [SetRole(fleet.name(place), side)]
+        return []
+
+    def _load(self, fleet: Fleet, side: Side, held: int) -> float:
+        rows, members = fleet.rows, _members(fleet, side)
+        if not members.any():
+            return 1.0 if held else 0.0
+        if side == "prefill":
+            queue = rows["wait_s"] + rows["queued_tokens"] / rows["rate"]
+            load = float(queue[members].mean()) / self._config.queue_s
+        else:
+            used = 1 - rows["room"] / np.maximum(rows["num_blocks"], 1)
+            load = float(used[members].mean()) / self._config.full_share
+        return max(load, 1.0) if held else load
+
+    def _can_spare(self, fleet: Fleet, side: Side, load: float) -> bool:
+        n = int(_members(fleet, side).sum())
+        return n > 1 and load * n / (n - 1) <= self._config.spare_load
+
+
+_OTHER: dict[Side, Side] = {"prefill": "decode", "decode": "prefill"}
+
+
+def _members(fleet: Fleet, side: Side) -> Mask:
+    """Workers of this role alone: those of role "both" need no change."""
+    prefills, decodes = fleet.rows["prefills"], fleet.rows["decodes"]
+    members: Mask = prefills & ~decodes if side == "prefill" else decodes & ~prefills
+    return members
+
+
+def _least_busy(fleet: Fleet, side: Side) -> int:
+    """The worker that has the fewest blocks to move away."""
+    rows = fleet.rows
+    places = np.flatnonzero(_members(fleet, side))
+    used = rows["num_blocks"][places] - rows["room"][places]
+    queued = rows["queued_tokens"][places]
+    return int(places[np.lexsort((queued, used))[0]])

@@ -15,17 +15,13 @@ namespace {
 // more.
 constexpr int64_t kOwnRows = 4;
 
-const float* bias_of(const Projection& projection, int64_t panel) {
-  return projection.bias.empty() ? nullptr : projection.bias.data() + panel * kPanel;
-}
-
-// Hands out sums + bias of a row of a panel.
-template <typename Use>
-void with_bias(const float* sums, const float* bias, Use use) {
-  if (!bias) return use(sums);
-  float biased[kPanel];
-  for (int n = 0; n < kPanel; ++n) biased[n] = sums[n] + bias[n];
-  use(biased);
+// Adds the bias of a panel, if there is one, to the sums of a tile.
+void add_bias(const Projection& projection, int64_t panel, int rows, float* sums) {
+  if (projection.bias.empty()) return;
+  const float* bias = projection.bias.data() + panel * kPanel;
+  for (int m = 0; m < rows; ++m) {
+    for (int n = 0; n < kPanel; ++n) sums[m * kPanel + n] += bias[n];
+  }
 }
 
 template <typename T>
@@ -111,12 +107,12 @@ void Decoder::attend(Attention& attention, const Plan& plan, int64_t layer,
   const PackedMatrix* const qkv[] = {weights.qkv.weight.get()};
   const Rows normed = normalise(weights.input_norm, residual_.data(), tokens, team);
   multiply(linear_, qkv, normed, tokens,
-           [&](int64_t panel, int64_t first, int rows, const float* const(&sums)[1]) {
+           [&](int64_t panel, int64_t first, int rows, float* const(&sums)[1]) {
              const int64_t wanted = wanted_of(*qkv[0], panel);
+             add_bias(weights.qkv, panel, rows, sums[0]);
              for (int m = 0; m < rows; ++m) {
-               with_bias(sums[0] + m * kPanel, bias_of(weights.qkv, panel), [&](const float* y) {
-                 std::copy_n(y, wanted, projected_.data() + (first + m) * width + panel * kPanel);
-               });
+               std::copy_n(sums[0] + m * kPanel, wanted,
+                           projected_.data() + (first + m) * width + panel * kPanel);
              }
            });
   team.meet(Phase::kQkv);
@@ -139,17 +135,13 @@ void Decoder::feed_forward(const LayerWeights& weights, float* residual, std::by
   const PackedMatrix* const gate_up[] = {weights.gate.weight.get(), weights.up.weight.get()};
   const Rows normed = normalise(weights.post_norm, residual, tokens, team);
   multiply(linear_, gate_up, normed, tokens,
-           [&](int64_t panel, int64_t first, int rows, const float* const(&sums)[2]) {
+           [&](int64_t panel, int64_t first, int rows, float* const(&sums)[2]) {
+             add_bias(weights.gate, panel, rows, sums[0]);
+             add_bias(weights.up, panel, rows, sums[1]);
              const int64_t wanted = wanted_of(*gate_up[0], panel);
              for (int m = 0; m < rows; ++m) {
-               std::byte* out = activated_.data() + ((first + m) * inner + panel * kPanel) * size;
-               const float* const gates = sums[0] + m * kPanel;
-               const float* const ups = sums[1] + m * kPanel;
-               with_bias(gates, bias_of(weights.gate, panel), [&](const float* gate) {
-                 with_bias(ups, bias_of(weights.up, panel), [&](const float* up) {
-                   rows_.silu_mul(gate, up, wanted, out);
-                 });
-               });
+               rows_.silu_mul(sums[0] + m * kPanel, sums[1] + m * kPanel, wanted,
+                              activated_.data() + ((first + m) * inner + panel * kPanel) * size);
              }
            });
   team.meet(Phase::kGateUp);
@@ -173,7 +165,7 @@ void Decoder::predict(const StepInput& input, Team& team) {
   const PackedMatrix* const head[] = {head_.get()};
   const Rows normed = normalise(norm_, wanted_residual_.data(), input.num_wanted, team);
   multiply(linear_, head, normed, input.num_wanted,
-           [&](int64_t panel, int64_t first, int rows, const float* const(&sums)[1]) {
+           [&](int64_t panel, int64_t first, int rows, float* const(&sums)[1]) {
              const int64_t wanted = wanted_of(*head_, panel);
              for (int m = 0; m < rows; ++m) {
                std::copy_n(sums[0] + m * kPanel, wanted,
@@ -225,13 +217,12 @@ void Decoder::add(const Projection& projection, Rows x, float* residual, int64_t
                   Phase phase, Team& team) {
   const PackedMatrix* const weight[] = {projection.weight.get()};
   multiply(linear_, weight, x, tokens,
-           [&](int64_t panel, int64_t first, int rows, const float* const(&sums)[1]) {
+           [&](int64_t panel, int64_t first, int rows, float* const(&sums)[1]) {
              const int64_t wanted = wanted_of(*weight[0], panel);
+             add_bias(projection, panel, rows, sums[0]);
              for (int m = 0; m < rows; ++m) {
                float* to = residual + (first + m) * config_.hidden + panel * kPanel;
-               with_bias(sums[0] + m * kPanel, bias_of(projection, panel), [&](const float* y) {
-                 for (int64_t n = 0; n < wanted; ++n) to[n] += y[n];
-               });
+               for (int64_t n = 0; n < wanted; ++n) to[n] += sums[0][m * kPanel + n];
              }
            });
   team.meet(phase);

@@ -67,9 +67,9 @@ constexpr int kPanel = 32;
 constexpr int kStepBytes = 4 * kPanel;
 // Steps that one call of `multiply` takes at most: what a tile has room for.
 constexpr int kTileSteps = 384;
-// Values of a tile's row, padded so that rows do not meet in the same lines of the cache.
-constexpr int kTileStride = kTileSteps + 16;
-constexpr int kTileBytes = kTileRows * kTileStride * 8;
+// Bytes of a tile's row, padded so that rows do not meet in the same lines of the cache.
+constexpr int kTileStride = (kTileSteps + 16) * 8;
+constexpr int kTileBytes = kTileRows * kTileStride;
 
 // Memory to be fetched while a product is computed: `stride` bytes a step.
 struct Fetch {
@@ -82,11 +82,12 @@ struct Fetch {
 // whatever the number of rows: that is what makes a row's bits its own.
 struct LinearKernels {
   int max_rows;  // at most kTileRows
+  bool in_place;  // a tile is rows as they lie, when whole steps fill them
   // Copies k's [0, count) of each row, `stride` bytes apart, to the tile as `multiply` wants them.
   void (*load_tile)(const std::byte* x, int64_t stride, int rows, int count, std::byte* tile);
-  // sums[m, n] += tile[m, ...] * panel[..., n]: sums is [rows, kPanel].
-  void (*multiply)(const std::byte* panel, const std::byte* tile, int rows, int steps, float* sums,
-                   const Fetch& fetch);
+  // sums[m, n] += tile[m, ...] * panel[..., n]: sums is [rows, kPanel]. tile_stride: bytes.
+  void (*multiply)(const std::byte* panel, const std::byte* tile, int64_t tile_stride, int rows,
+                   int steps, float* sums, const Fetch& fetch);
   // out[n] = sums[n] + bias[n] (nullptr: none), rounded once, for n < count.
   void (*store_row)(const float* sums, const float* bias, int count, std::byte* out);
 };

@@ -52,7 +52,7 @@ void linear(const LinearKernels& kernels, const PackedMatrix& weight, const floa
   const int64_t size = size_of(weight.dtype());
   const bool alone = num_rows * weight.rows() * weight.columns() < kProductsAlone;
   const PackedMatrix* const weights[] = {&weight};
-  const auto store = [&](int64_t panel, int64_t first, int rows, const float* const(&sums)[1]) {
+  const auto store = [&](int64_t panel, int64_t first, int rows, float* const(&sums)[1]) {
     const int64_t n = panel * kPanel;
     const int wanted = static_cast<int>(wanted_of(weight, panel));
     for (int m = 0; m < rows; ++m) {

@@ -12,8 +12,9 @@ namespace pagedkv::PAGEDKV_ISA {
 constexpr int kPanelVectors = kPanel / kWideLanes;
 // M rows by V vectors of a panel.
 template <typename Step, int M, int V>
-inline void multiply_part(const std::byte* panel, const typename Step::Value* tile, int steps,
-                          float* sums, const Fetch& fetch) {
+inline void multiply_part(const std::byte* panel, const std::byte* tile, int64_t tile_stride,
+                          int steps, float* sums, const Fetch& fetch) {
+  using Value = typename Step::Value;
   Wide acc[M][V];
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
@@ -37,7 +38,8 @@ inline void multiply_part(const std::byte* panel, const typename Step::Value* ti
     for (int v = 0; v < V; ++v) std::memcpy(&weights[v], step + v * sizeof(Wide), sizeof(Wide));
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
-      const typename Step::Value x = tile[m * kTileStride + s];
+      Value x;
+      std::memcpy(&x, tile + m * tile_stride + s * sizeof(Value), sizeof(Value));
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) acc[m][v] = Step::accumulate(weights[v], x, acc[m][v]);
     }
@@ -52,27 +54,26 @@ inline void multiply_part(const std::byte* panel, const typename Step::Value* ti
 }
 
 template <typename Step, int M>
-void multiply_rows(const std::byte* panel, const std::byte* tile, int rows, int steps, float* sums,
-                   const Fetch& fetch) {
+void multiply_rows(const std::byte* panel, const std::byte* tile, int64_t tile_stride, int rows,
+                   int steps, float* sums, const Fetch& fetch) {
   if constexpr (M > 1) {
-    if (rows < M) return multiply_rows<Step, M - 1>(panel, tile, rows, steps, sums, fetch);
+    if (rows < M) {
+      return multiply_rows<Step, M - 1>(panel, tile, tile_stride, rows, steps, sums, fetch);
+    }
   }
   constexpr int V = M * kPanelVectors <= kRegisters ? kPanelVectors : kPanelVectors / 2;
   static_assert(M * V <= kRegisters);
   for (int v = 0; v < kPanelVectors; v += V) {
-    multiply_part<Step, M, V>(panel + v * sizeof(Wide),
-                              reinterpret_cast<const typename Step::Value*>(tile), steps,
+    multiply_part<Step, M, V>(panel + v * sizeof(Wide), tile, tile_stride, steps,
                               sums + v * kWideLanes, fetch);
   }
 }
 
 template <typename Step>
 void load_tile(const std::byte* x, int64_t stride, int rows, int count, std::byte* tile) {
-  static_assert(kTileRows * kTileStride * sizeof(typename Step::Value) <= kTileBytes);
-  auto* out = reinterpret_cast<typename Step::Value*>(tile);
   for (int m = 0; m < rows; ++m) {
     Step::load(reinterpret_cast<const typename Step::Element*>(x + m * stride), count,
-               out + m * kTileStride);
+               reinterpret_cast<typename Step::Value*>(tile + m * kTileStride));
   }
 }
 
@@ -89,7 +90,9 @@ void store_row(const float* sums, const float* bias, int count, std::byte* out) 
 template <typename Step>
 constexpr LinearKernels linear_table() {
   static_assert(kMaxRows <= kTileRows);
-  return {kMaxRows, load_tile<Step>, multiply_rows<Step, kMaxRows>, store_row<Step>};
+  using Value = typename Step::Value;
+  static_assert(kTileSteps * sizeof(Value) <= kTileStride);
+  return {kMaxRows, sizeof(Value) == Step::kWidth * sizeof(typename Step::Element), load_tile<Step>, multiply_rows<Step, kMaxRows>, store_row<Step>};
 }
 
 }  // namespace pagedkv::PAGEDKV_ISA

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "linear.h"
 
@@ -27,6 +28,13 @@ constexpr int64_t kFetchAhead = 4096;
 constexpr int64_t kItemsPerThread = 4;
 // Below this many multiply-adds in all it is not worth waking another thread.
 constexpr int64_t kProductsAlone = 1 << 16;
+
+// Whether rows so far apart, in bytes, are better copied than read where they lie: most of them
+// would meet in the same lines of the first-level cache.
+inline bool collides(int64_t stride) {
+  constexpr int64_t kWay = 4096, kApart = 4;
+  return kWay / std::gcd(stride, kWay) < kApart;
+}
 
 // Outputs of a panel that are not padding.
 inline int64_t wanted_of(const PackedMatrix& weight, int64_t panel) {
@@ -52,6 +60,8 @@ void multiply(const LinearKernels& kernels, const PackedMatrix* const (&weights)
   const int64_t fitting = std::min(kGroupBytes / (Parts * shape.panel_bytes()),
                                    panels / (kItemsPerThread * omp_get_num_threads()));
   const int64_t group = tiles <= kFewTiles ? 1 : std::clamp<int64_t>(fitting, 1, kMaxGroup / Parts);
+  const int64_t row_bytes = x.stride * size;
+  const bool copy = !kernels.in_place || shape.columns() % a_step || collides(row_bytes);
   const int64_t share = ceil_div(kStepBytes, tiles ? tiles : 1);  // of a step's bytes, for a tile
   const int64_t groups = ceil_div(panels, group), blocks = ceil_div(tiles, kItemTiles);
 
@@ -70,9 +80,12 @@ void multiply(const LinearKernels& kernels, const PackedMatrix* const (&weights)
         for (int64_t step = 0; step < steps; step += chunk) {
           const int64_t column = step * a_step;
           const int at_once = static_cast<int>(std::min(chunk, steps - step));
-          kernels.load_tile(x.data + (first * x.stride + column) * size, x.stride * size, rows,
-                            static_cast<int>(std::min(chunk * a_step, shape.columns() - column)),
-                            tile);
+          const std::byte* lying = x.data + first * row_bytes + column * size;
+          if (copy) {
+            kernels.load_tile(lying, row_bytes, rows,
+                              static_cast<int>(std::min(chunk * a_step, shape.columns() - column)),
+                              tile);
+          }
           for (int64_t p = 0; p < count; ++p) {
             for (int part = 0; part < Parts; ++part) {
               const std::byte* panel = weights[part]->panel(first_panel + p) + step * kStepBytes;
@@ -80,13 +93,13 @@ void multiply(const LinearKernels& kernels, const PackedMatrix* const (&weights)
                   few ? Fetch{weights[part]->panel(first_panel + p + 1) + (t * steps + step) * share,
                               share, true}
                       : Fetch{panel + kFetchAhead, kStepBytes, tiles > 1};
-              kernels.multiply(panel, tile, rows, at_once, sums + (p * Parts + part) * panel_sums,
-                               fetch);
+              kernels.multiply(panel, copy ? tile : lying, copy ? kTileStride : row_bytes, rows,
+                               at_once, sums + (p * Parts + part) * panel_sums, fetch);
             }
           }
         }
         for (int64_t p = 0; p < count; ++p) {
-          const float* of_parts[Parts];
+          float* of_parts[Parts];
           for (int part = 0; part < Parts; ++part) {
             of_parts[part] = sums + (p * Parts + part) * panel_sums;
           }

@@ -59,6 +59,20 @@ def test_rows_may_be_strided(dtype, isa: str) -> None:
 
 @DTYPES
 @ISAS
+@pytest.mark.parametrize("inputs", [34, 2048])
+def test_rows_that_lie_badly_give_the_same_bits(dtype, isa: str, inputs: int) -> None:
+    """At any distance: at some, rows meet in the same lines of a cache and are copied first."""
+    layer = native(random(96, inputs, dtype=dtype, seed=1), None, isa)
+    x = random(26, inputs, dtype=dtype)
+    expected = layer(x)
+    for distance in (inputs + 2, 2048, 4096, 4098, 3072):
+        wide = torch.full((26, max(distance, inputs)), float("nan"), dtype=dtype)
+        wide[:, :inputs] = x
+        assert torch.equal(layer(wide[:, :inputs]), expected)
+
+
+@DTYPES
+@ISAS
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_a_row_of_nan_or_infinity_stays_alone(dtype, isa: str, bad: float) -> None:
     layer = native(random(45, 39, dtype=dtype, seed=1), random(45, dtype=dtype), isa)

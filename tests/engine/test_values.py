@@ -10,7 +10,7 @@ import pytest
 
 from pagedkv.engine.values import from_json, to_json
 from pagedkv.scheduling.config import SchedulerConfig
-from pagedkv.scheduling.messages import Abort, Add, Drain
+from pagedkv.scheduling.messages import Abort, Add, Drain, Drawn, Hypothesis, RequestUsage, Resume
 from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
 from pagedkv.scheduling.step import Result, TokenLogprobs, Transferred
 from pagedkv.scheduling.structured import StructuredOutputs
@@ -40,6 +40,13 @@ PARAMS = SamplingParams(
     structured_outputs=StructuredOutputs(choice=["a", "b"]),
 )
 VALUES = [
+    Resume(
+        Add("r", (1,), PARAMS, 3, -1),
+        (Drawn((1, 2), logprob=-0.1), Drawn((3,), "stop")),
+        (Hypothesis((1, 5), -1e-9, "stop"),),
+        sent_at=0.1,
+        usage=RequestUsage(1, preemptions=2),
+    ),
     Add("j", (1,), SamplingParams(structured_outputs=StructuredOutputs(json={"a": [1.5]})), 0.0, 1),
     Add("a", (1, 2), SamplingParams(stop="x"), 0.1 + 0.2, 2**62),
     Add("a", (), PARAMS, 3, -1, 7, "t", None, "salt", 0.5, 1, 1e300),

@@ -20,7 +20,17 @@ from pagedkv.engine.wire import (
     unpack_to_core,
 )
 from pagedkv.scheduling.config import SchedulerConfig
-from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, StepStats
+from pagedkv.scheduling.messages import (
+    Abort,
+    Add,
+    Delta,
+    Drain,
+    Drawn,
+    Hypothesis,
+    RequestUsage,
+    Resume,
+    StepStats,
+)
 from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
 from pagedkv.scheduling.step import TokenLogprobs
 from pagedkv.scheduling.structured import StructuredOutputs
@@ -45,6 +55,14 @@ BEAM = BeamSearchParams(beam_width=3, max_tokens=4)
         Abort("x"),
         Abort("x", 3, "stop"),
         Drain(),
+        Resume(Add("x", (1,), PARAMS, 1.5, 7), (Drawn((1, 2)), Drawn((3,), "stop"))),
+        Resume(
+            Add("beams", (1,), BEAM.sampling, 1.0, 0, beam=BEAM),
+            (Drawn((1, 2), logprob=-0.1),),
+            (Hypothesis((1, 5), -1e-9, "stop"),),
+            *(3.0, 2.0, 2.25, 2.5, 4),
+            RequestUsage(1, 2, 3, 4, 5),
+        ),
         Ask(1, "explain", "x"),
         Configure({"model": "m", "tiers": {"host_memory": 1}, "list": [1, None, 0.5]}),
         Close(),

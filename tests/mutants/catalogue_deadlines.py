@@ -31,7 +31,7 @@ MUTANTS = (
         "expired requests that run go on",
         ("deadlines",),
         "scheduling/expiry.py",
-        "            if request.live:\n",
+        "            if roster.has(request):\n",
         "            if request.live and not request.branches:\n",
         (_FIELDS + "a_request_is_finished_at_its_deadline_and_ended_after_it",),
     ),

@@ -269,6 +269,7 @@ class Run:
         assert sum(t.waiting_tokens for t in now.tenants) == now.waiting_tokens
         assert 0 <= now.backlog_seconds < float("inf") and 0 <= now.kv_cache_usage <= 1
         ended = sum(number for _, number in now.counters.requests_finished)
+        ended += now.counters.requests_released
         assert now.counters.requests_added == ended + now.num_running + now.num_waiting
         for old, new in zip(numbers(before.counters), numbers(now.counters), strict=False):
             assert 0 <= old <= new

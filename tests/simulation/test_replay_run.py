@@ -111,6 +111,8 @@ def record(
             core.send(Abort(f"r{rng.randrange(40)}", rng.choice([None, 0, 1])))
         if rng.random() < 0.02:
             core.reset_prefix_cache()
+        if rng.random() < 0.1 and len(scheduler):
+            core.send(core.release(rng.choice(sorted(scheduler.roster.requests)), now))
         if sent == 40 and rng.random() < 0.1:
             core.send(Drain())
         with suppress(KeyboardInterrupt):
@@ -127,7 +129,7 @@ def test_a_run_under_pressure_is_replayed_entry_by_entry(seed: int, tmp_path: Pa
     preempted = record(path, seed, faults=0.02 * (seed % 2))
     run = replay_run(path)
     assert run.difference is None and not run.cut_off
-    assert run.num_requests == 40 and run.num_steps > 40
+    assert run.num_requests >= 40 and run.num_steps > 40
     kinds = [json.loads(line).get("kind") for line in path.read_text().splitlines()]
     assert run.num_decisions == sum(kind is not None for kind in kinds)
     assert kinds.count("preempt") == preempted
@@ -147,6 +149,7 @@ def test_the_runs_above_have_everything(tmp_path: Path) -> None:
                 found.add("row error")
     assert found >= {
         *("Add", "Abort", "Drain", "reset_cache", "result", "failure", "end", "row error"),
+        *("release", "Resume", "resume"),
         *("arrive", "refuse", "wait", "admit", "chunk", "preempt", "step", "fail", "deadline"),
         *("interrupt", "error", "cut_short"),
     }
@@ -164,7 +167,7 @@ def test_what_lower_tiers_have_is_part_of_a_recording(seed: int, tmp_path: Path)
     path = tmp_path / "run"
     record(path, seed, faults=0.02 * (seed % 2), tier=True)
     run = replay_run(path)
-    assert run.difference is None and run.num_requests == 40
+    assert run.difference is None and run.num_requests >= 40
 
 
 def test_the_runs_above_have_moved_blocks(tmp_path: Path) -> None:

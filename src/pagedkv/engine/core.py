@@ -14,8 +14,8 @@ import numpy as np
 from pagedkv.cache import SanitizerError
 from pagedkv.engine.recording import Recorder
 from pagedkv.errors import RequestError
-from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, Message, StepStats
-from pagedkv.scheduling.report import refused
+from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, Message, Resume, StepStats
+from pagedkv.scheduling.report import refused, refused_resume
 from pagedkv.scheduling.scheduler import Scheduler
 from pagedkv.scheduling.step import Executor, Result, Step
 
@@ -58,14 +58,14 @@ class EngineCore:
     def send(self, message: Message) -> None:
         """Queues a message.
 
-        RequestError: no message, or an Add whose id is that of a request whose end no `step` has
-        returned yet.
+        RequestError: no message, or an Add or Resume whose id is that of a request whose end no
+        `step` has returned yet.
         """
-        if not isinstance(message, (Add, Abort, Drain)):
-            raise RequestError(f"{message!r:.200} is no message: send Add, Abort or Drain")
+        if not isinstance(message, (Add, Abort, Drain, Resume)):
+            raise RequestError(f"{message!r:.200} is no message: send Add, Abort, Drain or Resume")
         if not isinstance(message, Drain) and not isinstance(message.request_id, str):
             raise RequestError(f"request_id={message.request_id!r:.200} must be a string")
-        if isinstance(message, Add):
+        if isinstance(message, (Add, Resume)):
             with self._lock:
                 if message.request_id in self._ids:
                     raise RequestError(
@@ -102,6 +102,18 @@ class EngineCore:
         if self._recorder is not None:
             self._recorder.reset_cache()
         self.scheduler.manager.reset_cache()
+
+    def release(self, request_id: str, now: float) -> Resume:
+        """Gives up a request that has not ended, to go on elsewhere; nothing of it is delivered.
+
+        Only between two steps, from the thread that steps. KeyError: no such request is here.
+        """
+        if self._recorder is not None:
+            self._recorder.release(request_id, now)
+        resume = self.scheduler.release(request_id, now)
+        with self._lock:
+            self._ids.discard(request_id)
+        return resume
 
     def _iterate(self, now: float) -> StepStats | None:
         started = self._clock()
@@ -153,6 +165,12 @@ class EngineCore:
                 except Exception as error:  # its own end, not the loop's
                     why = f"the request cannot be read: {type(error).__name__}: {error}"
                     self._deltas += refused(add, why, "engine")
+            case Resume() as resume:
+                try:
+                    self._deltas += self.scheduler.resume(resume, now)
+                except Exception as error:
+                    why = f"the request cannot be read: {type(error).__name__}: {error}"
+                    self._deltas += refused_resume(resume, why, "engine")
             case Abort() as abort:
                 self._deltas += self.scheduler.abort(abort, now)
             case Drain():

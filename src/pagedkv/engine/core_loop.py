@@ -15,8 +15,8 @@ from pagedkv.engine.status import core_status
 from pagedkv.engine.wire import Answer, Ask, Batch, Close, Died, FromCore, ToCore
 from pagedkv.errors import RequestError
 from pagedkv.scheduling.explain import explain
-from pagedkv.scheduling.messages import Abort, Add, Drain
-from pagedkv.scheduling.report import refused
+from pagedkv.scheduling.messages import Abort, Add, Drain, Message, Resume
+from pagedkv.scheduling.report import refused, refused_resume
 
 # Answers a question about the core between two steps, from its argument.
 Answerer = Callable[[EngineCore, str], Any]
@@ -98,17 +98,21 @@ class CoreLoop:
                     return False
                 case Ask() as ask:
                     self._post(self._answer(ask))
-                case Add() | Abort() | Drain() as message:
+                case Add() | Abort() | Drain() | Resume() as message:
                     self._hand_over(message)
         return True
 
-    def _hand_over(self, message: Add | Abort | Drain) -> None:
+    def _hand_over(self, message: Message) -> None:
         self._applied += 1
         try:
             self.core.send(message)
         except RequestError as error:  # such as an id that is in use
+            ends = []
             if isinstance(message, Add):
                 ends = refused(message, str(error), "invalid")
+            elif isinstance(message, Resume):
+                ends = refused_resume(message, str(error), "invalid")
+            if ends:
                 self._post(Batch(tuple(ends), None, self._applied))
 
     def _answer(self, ask: Ask) -> Answer:

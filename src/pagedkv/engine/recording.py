@@ -25,8 +25,8 @@ POOL = (
     "eviction",
 )
 # What the lines that are no decisions begin with, beside the names of messages.
-INPUTS = ("settings", "at", "found", "reset_cache", "result", "failure", "end")
-MESSAGES = ("Add", "Abort", "Drain")
+INPUTS = ("settings", "at", "found", "reset_cache", "release", "result", "failure", "end")
+MESSAGES = ("Add", "Abort", "Drain", "Resume")
 _LOG = logging.getLogger("pagedkv")
 
 
@@ -68,6 +68,10 @@ class Recorder:
     def reset_cache(self) -> None:
         """Between two iterations the cached prefixes are about to be forgotten."""
         self._write("reset_cache", None)
+
+    def release(self, request_id: str, now: float) -> None:
+        """Between two iterations a request is about to be given up."""
+        self._write("release", {"id": request_id, "now": now})
 
     def result(self, result: Result) -> None:
         self._write("result", result)

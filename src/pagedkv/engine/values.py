@@ -38,6 +38,9 @@ def from_json(kind: Any, value: Any) -> Any:
         return from_json(_member(args, value), value)
     if dataclasses.is_dataclass(kind):
         return _object(kind, value)
+    if isinstance(kind, type) and issubclass(kind, tuple) and kind is not tuple:  # a NamedTuple
+        given = zip(typing.get_type_hints(kind).values(), _expect(list, value), strict=True)
+        return kind(*(from_json(a, item) for a, item in given))
     if origin is np.ndarray:
         return np.array(_expect(list, value), typing.get_args(args[1])[0])
     if origin in (tuple, list, collections.abc.Sequence):

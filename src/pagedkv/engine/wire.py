@@ -13,7 +13,7 @@ import numpy as np
 
 from pagedkv.engine.facts import Facts
 from pagedkv.engine.status import CoreStatus
-from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, Message, StepStats
+from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, Message, Resume, StepStats
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
@@ -84,10 +84,14 @@ class _Drain(msgspec.Struct, frozen=True, tag="Drain"):
     message: Drain
 
 
+class _Resume(msgspec.Struct, frozen=True, tag="Resume"):
+    message: Resume
+
+
 ToCore = Message | Ask | Configure | Close
 FromCore = Ready | Batch | Answer | Died
 
-_FRAMES = {Add: _Add, Abort: _Abort, Drain: _Drain}
+_FRAMES = {Add: _Add, Abort: _Abort, Drain: _Drain, Resume: _Resume}
 
 
 def _encode(value: Any) -> Any:
@@ -105,7 +109,7 @@ def _decode(kind: Any, value: Any) -> Any:
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode)
 _TO_CORE = msgspec.msgpack.Decoder(
-    _Add | _Abort | _Drain | Ask | Configure | Close, dec_hook=_decode
+    _Add | _Abort | _Drain | _Resume | Ask | Configure | Close, dec_hook=_decode
 )
 _FROM_CORE = msgspec.msgpack.Decoder(Ready | Batch | Answer | Died, dec_hook=_decode)
 
@@ -119,7 +123,7 @@ def pack(frame: ToCore | FromCore) -> bytes:
 def unpack_to_core(data: bytes) -> ToCore:
     """msgspec.DecodeError: no such frame."""
     frame = _TO_CORE.decode(data)
-    return frame.message if isinstance(frame, (_Add, _Abort, _Drain)) else frame
+    return frame.message if isinstance(frame, (_Add, _Abort, _Drain, _Resume)) else frame
 
 
 def unpack_from_core(data: bytes) -> FromCore:

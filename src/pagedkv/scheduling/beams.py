@@ -8,28 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from typing import NamedTuple
 
 from pagedkv.errors import RequestError
 from pagedkv.scheduling.config import SchedulerConfig
-from pagedkv.scheduling.messages import Add
+from pagedkv.scheduling.messages import Add, Hypothesis
 from pagedkv.scheduling.params import MAX_LOGPROBS, BeamSearchParams
 from pagedkv.scheduling.step import TokenLogprobs
-
-
-@dataclass(frozen=True, slots=True)
-class Hypothesis:
-    """A sequence that is not extended any more.
-
-    score: the sum of its tokens' log-probabilities / (number of tokens ** length_penalty).
-    """
-
-    tokens: tuple[int, ...]
-    score: float
-    finish_reason: str
-    error: str | None = None
 
 
 class Child(NamedTuple):

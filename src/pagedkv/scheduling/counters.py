@@ -35,7 +35,7 @@ class TenantCounters:
     """
 
     tenant: str | None
-    requests: int = 0  # taken in
+    requests: int = 0  # taken in; one that is moved counts at each of its places
     prompt_tokens: int = 0
     generation_tokens: int = 0
     ttft: Attainment = _NOBODY
@@ -52,6 +52,7 @@ class EngineCounters:
     themselves computed. preemptions: (kind, reason, number); kind as in `recovery`, reason as in
     `tally.PREEMPTION_REASONS`. requests_refused: by error type; they were never taken in.
     requests_finished: by finish reason; of samples that ended differently the worst counts.
+    requests_released: went elsewhere before their end.
     """
 
     steps: int
@@ -70,6 +71,7 @@ class EngineCounters:
     swap_bytes_in: int
     requests_refused: Named
     requests_finished: Named
+    requests_released: int
     tenants: tuple[TenantCounters, ...]
 
     @property

@@ -12,7 +12,7 @@ from pagedkv.scheduling.roster import Roster
 class Expiry:
     """A heap of deadlines. O(log n) a request, and nothing for a step in which none passes.
 
-    Requests that end in time stay in it until their deadline, or until they are the larger half.
+    Requests that leave in time stay in it until their deadline, or until they are the larger half.
     """
 
     def __init__(self) -> None:
@@ -27,11 +27,11 @@ class Expiry:
         """Ends every request whose deadline is before `now`, waiting or running."""
         deltas: list[Delta] = []
         if len(self._heap) > 2 * len(roster.requests) + 64:
-            self._heap = [entry for entry in self._heap if entry[2].live]
+            self._heap = [entry for entry in self._heap if roster.has(entry[2])]
             heapq.heapify(self._heap)
         while self._heap and self._heap[0][0] < now:
             deadline, _, request = heapq.heappop(self._heap)
-            if request.live:
+            if roster.has(request):
                 state = "running" if request.branches else "waiting"
                 error = f"the deadline {deadline:.6g} passed at {now:.6g} s while it was {state}"
                 deltas += roster.end(request, request.live, "deadline", error, "deadline")

@@ -9,6 +9,7 @@ from typing import Any
 from pagedkv.errors import RequestError
 from pagedkv.scheduling.decisions import WAIT, Decision
 
+_BEGINNINGS = ("arrive", "resume", "refuse")
 _LIMITS = {
     "budget": "that was what the step's budget had left",
     "share": "half of the step was left to others who wait for their first token",
@@ -37,7 +38,7 @@ def explain(log: Iterable[Decision], name: str, num_dropped: int = 0) -> str:
             shortages.append(entry.step)
         if not entry.request or not f"{entry.request}#".startswith(f"{name}#"):
             continue
-        if entry.kind in ("arrive", "refuse") or entry.request not in last:
+        if entry.kind in _BEGINNINGS or entry.request not in last:
             last[entry.request] = []
             stories.append(last[entry.request])
         last[entry.request].append(entry)
@@ -63,7 +64,7 @@ def describe(entry: Decision) -> str:
 def _tell(story: Sequence[Decision], shortages: Sequence[int]) -> str:
     start = story[0].now
     lines = [f"request {story[0].request}"]
-    if story[0].kind not in ("arrive", "refuse"):
+    if story[0].kind not in _BEGINNINGS:
         lines.append("  what was before this has fallen out of the log")
     for _, group in groupby(story, key=_chapter):
         entries = list(group)
@@ -94,7 +95,7 @@ def _summary(story: Sequence[Decision], shortages: Sequence[int]) -> list[str]:
     since: Decision | None = None
     reasons: dict[str, float] = {}
     for entry, after in zip(story, [*story[1:], None], strict=True):
-        if entry.kind in ("arrive", "preempt"):
+        if entry.kind in ("arrive", "resume", "preempt"):
             since, reasons = entry, {}
         elif entry.kind == WAIT and since is not None:
             reason, end = entry.numbers["reason"], entry.numbers["last_now"]
@@ -144,9 +145,12 @@ def _count(number: int, noun: str) -> str:
 
 
 def _arrive(entry: Decision, n: dict[str, Any]) -> str:
+    came = "arrived"
+    if entry.kind == "resume":
+        came = f"came from elsewhere with {_count(n['tokens'], 'token')} drawn"
     tenant = "" if n.get("tenant") is None else f" (tenant {n['tenant']})"
     return (
-        f"arrived{tenant}: {_count(n['prompt'], 'prompt token')}, "
+        f"{came}{tenant}: {_count(n['prompt'], 'prompt token')}, "
         f"{_count(n['samples'], 'sample')}; {n['waiting']:,} waiting, {n['running']:,} running"
     )
 
@@ -207,6 +211,10 @@ def _end(entry: Decision, n: dict[str, Any]) -> str:
     return "ended: " + ", ".join(f"{why} after {_count(k, 'token')}" for why, k in pairs)
 
 
+def _release(entry: Decision, n: dict[str, Any]) -> str:
+    return "went elsewhere after " + ", ".join(_count(k, "token") for k in n["tokens"])
+
+
 def _cut_short(entry: Decision, n: dict[str, Any]) -> str:
     return (
         f"cut short in step {entry.step} at {_count(n['tokens'], 'token')}: alone it takes more "
@@ -239,6 +247,7 @@ def _other(entry: Decision, n: dict[str, Any]) -> str:
 
 _WORDS = {
     "arrive": _arrive,
+    "resume": _arrive,
     "refuse": _message,
     WAIT: _wait,
     "admit": _admit,
@@ -251,4 +260,5 @@ _WORDS = {
     "deadline": _message,
     "fail": _message,
     "end": _end,
+    "release": _release,
 }

@@ -62,9 +62,6 @@ class Drain:
     """Finish what is there, accept nothing more."""
 
 
-Message = Add | Abort | Drain
-
-
 class RequestUsage(NamedTuple):
     """What a request has taken, all its samples together.
 
@@ -80,6 +77,68 @@ class RequestUsage(NamedTuple):
     preemptions: int = 0
     swapped_blocks: int = 0
     recomputed_tokens: int = 0
+
+
+NOTHING_USED = RequestUsage()
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A sequence of a beam search that is not extended any more.
+
+    score: the sum of its tokens' log-probabilities / (number of tokens ** length_penalty).
+    """
+
+    tokens: tuple[int, ...]
+    score: float
+    finish_reason: str
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What one sample of a request has drawn, or one of its running beams.
+
+    finish_reason: None if it goes on. logprob: sum of a beam's log-probabilities.
+    """
+
+    tokens: tuple[int, ...] = ()
+    finish_reason: str | None = None
+    logprob: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """A request enters with tokens that it has drawn elsewhere, and goes on behind them.
+
+    It was moved, or the worker that had it has died; the tokens that follow are those that would
+    have followed there. It waits like one that was preempted if it has drawn anything, else like a
+    new one; it is never refused because others wait. What it has reported is not reported again.
+
+    outputs: of its samples, in order; all that go on have drawn their first token, or none has. Of
+    a beam search, the running beams, best first; nothing drawn starts it anew. finished: the
+    hypotheses of a search so far.
+    sent_at: what the clock of all times in this showed when it was sent. The receiver moves them to
+    its own clock, as if it had come at once: hosts have different ones. None: it is the receiver's.
+    num_scored: prompt log-probabilities that were reported. usage: what it has taken so far.
+    """
+
+    add: Add
+    outputs: tuple[Drawn, ...]
+    finished: tuple[Hypothesis, ...] = ()
+    sent_at: float | None = None
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    num_scored: int = 0
+    usage: RequestUsage = NOTHING_USED
+
+    @property
+    def request_id(self) -> str:
+        return self.add.request_id
+
+
+Message = Add | Abort | Drain | Resume
 
 
 class Delta(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.ending import GOES_ON, Ending, find_ending
-from pagedkv.scheduling.messages import Add, Delta
+from pagedkv.scheduling.messages import Add, Delta, Resume
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.request import Branch, Output, Request
 from pagedkv.scheduling.step import TokenLogprobs
@@ -19,6 +19,13 @@ def refused(add: Add, error: str, error_type: str) -> list[Delta]:
         Delta(add.request_id, i, finish_reason="error", error=error, error_type=error_type)
         for i in range(n)
     ]
+
+
+def refused_resume(resume: Resume, error: str, error_type: str) -> list[Delta]:
+    """The same of a request that came with tokens, for the samples that have not ended."""
+    ended = {i for i, output in enumerate(resume.outputs) if output.finish_reason is not None}
+    deltas = refused(resume.add, error, error_type)
+    return [delta for delta in deltas if delta.sample not in ended] or deltas
 
 
 def take_scores(request: Request, start: int, scores: tuple[TokenLogprobs, ...]) -> list[Delta]:
@@ -98,6 +105,20 @@ def end_outputs(
             )
         )
     return deltas
+
+
+def end_at(request: Request, output: Output, end: Ending) -> Delta:
+    """The end of a sample at what it has drawn and reported already."""
+    output.finish_reason = end.finish_reason
+    return Delta(
+        request.id,
+        output.index,
+        finish_reason=end.finish_reason,
+        stop_reason=end.stop_reason,
+        error=end.error,
+        num_cached_tokens=request.num_cached_tokens,
+        admitted_at=request.admitted_at,
+    )
 
 
 def extend_search(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -135,6 +135,7 @@ class Request:
         self, add: Add, order: int, search: BeamSearch | None = None, public: int = 0
     ) -> None:
         self.id = add.request_id
+        self.add = replace(add, prompt=())  # the prompt is kept once, as an array
         self.params = add.params if search is None else search.draws
         self.search = search
         self.seed = add.seed
@@ -163,6 +164,7 @@ class Request:
         self.first_token_at: float | None = None  # seconds: the plan that drew it
         self.num_passings = 0  # plans that left it waiting for what another request computes
         self.started = False  # the first tokens have been drawn
+        self.resumed = False  # it came with tokens that were drawn elsewhere
         self.num_cached_tokens = 0  # prefix hits of the first admission
         self.num_prefilled = 0  # most prompt tokens that were ever there
         self.num_scored = 0  # prompt log-probabilities reported so far
@@ -195,6 +197,11 @@ class Request:
         """Tokens whose K/V are there; the prompt counts once for all samples that have forked."""
         counts = [branch.computed for branch in self.branches]
         return sum(counts) - len(self.prompt) * max(0, len(counts) - 1)
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether it had K/V before it was last admitted: here, or where it came from."""
+        return self.num_preemptions > 0 or self.resumed
 
     @property
     def scores_prompt(self) -> bool:

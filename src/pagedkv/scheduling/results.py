@@ -34,7 +34,7 @@ def take_result(
         [row.branch.tokens(row.start, row.start + row.count) for row in rows],
     )
     for row in rows:
-        if row.branch.request.num_preemptions:
+        if row.branch.request.comes_back:
             again = recomputed_tokens(row)
             row.branch.request.recomputed_tokens += again
             roster.tally.recomputed_tokens += again

@@ -62,17 +62,25 @@ class Roster:
         """Those that are open, by request in order of service."""
         return [branch for request in self.running for branch in request.branches]
 
+    def has(self, request: Request) -> bool:
+        """Whether the request has neither ended nor gone elsewhere."""
+        return self.requests.get(request.id) is request
+
     def check_quota(self, add: Add) -> None:
         """OverloadError if its tenant has as much waiting as it may."""
         line, granted = self.waiting.line(add.tenant), self.tenants[add.tenant]
         check_quota(add.tenant, granted, len(line), line.num_tokens, len(add.prompt))
 
     def enter(self, request: Request) -> None:
-        """A new request waits."""
+        """A request that is new here waits; one that was resumed like one that was preempted."""
         self.requests[request.id] = request
         request.account = self.tally.account(request.tenant)
         request.account.requests += 1
-        self.awaiting_first_token.add(request.order)
+        if request.admitted:
+            self.policy.took_over(request)
+            self._started[request.tenant] += 1
+        if not request.started:
+            self.awaiting_first_token.add(request.order)
         self._wait(request)
 
     def next(self, now: float) -> Request | None:
@@ -196,12 +204,7 @@ class Roster:
             branch.members = [output for output in branch.members if output.live]
         self.close([branch for branch in request.branches if not branch.members])
         if not request.live and self.requests.pop(request.id, None) is request:
-            self.waiting.remove(request)
-            self.awaiting_first_token.discard(request.order)
-            self.swapped_out.discard(request.order)
-            if request in self.running:
-                self.running.remove(request)
-            self.policy.left(request)
+            self._forget(request)
             self.tally.left(request)
             self.log.note(
                 "end",
@@ -211,6 +214,26 @@ class Roster:
             )
             if request.admitted:
                 self._end_started(request.tenant)
+
+    def release(self, request: Request) -> None:
+        """A request that has not ended goes elsewhere. What its blocks hold stays cached."""
+        self.close(request.branches)
+        del self.requests[request.id]
+        self._forget(request)
+        self.tally.released(request)
+        tokens = [len(output.tokens) for output in request.outputs]
+        self.log.note("release", request.id, tokens=tokens)
+        if request.admitted:
+            self._end_started(request.tenant)
+
+    def _forget(self, request: Request) -> None:
+        """A request that has left neither waits nor runs."""
+        self.waiting.remove(request)
+        self.awaiting_first_token.discard(request.order)
+        self.swapped_out.discard(request.order)
+        if request in self.running:
+            self.running.remove(request)
+        self.policy.left(request)
 
     def close(self, branches: Sequence[Branch]) -> None:
         """Releases branches of a request: nobody goes on with them."""
@@ -225,7 +248,7 @@ class Roster:
     def _note_reuse(self, request: Request, cached: int) -> None:
         """A request comes back of whose tokens `cached` are still there."""
         # Own tokens of the samples of a group are not looked up.
-        if self.manager.prefix_caching and len(request.outputs) == 1:
+        if self.manager.prefix_caching and len(request.outputs) == 1 and request.held_tokens:
             size, held = self.manager.block_size, request.held_tokens
             self.reuse.observe(-(-max(0, held - cached) // size), -(-held // size))
 

@@ -14,15 +14,17 @@ from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.cost import CostModel, StepFeatures, is_duration
 from pagedkv.scheduling.counters import EngineCounters
 from pagedkv.scheduling.decisions import DecisionLog
+from pagedkv.scheduling.ending import find_ending
 from pagedkv.scheduling.expiry import Expiry
-from pagedkv.scheduling.messages import Abort, Add, Delta
+from pagedkv.scheduling.messages import Abort, Add, Delta, Resume
 from pagedkv.scheduling.namespaces import public_length
 from pagedkv.scheduling.overload import Overload
 from pagedkv.scheduling.planning import Planner
 from pagedkv.scheduling.policies import make_policy
-from pagedkv.scheduling.report import refused
+from pagedkv.scheduling.report import end_at, refused, refused_resume
 from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.results import take_result
+from pagedkv.scheduling.resume import check_resume, on_clock_of, restore, resumable
 from pagedkv.scheduling.roster import Roster
 from pagedkv.scheduling.step import Result, Step
 from pagedkv.scheduling.tally import Tally
@@ -127,6 +129,79 @@ class Scheduler:
         self._expiry.watch(request)
         return []
 
+    def resume(self, resume: Resume, now: float) -> list[Delta]:
+        """Takes in a request that comes with tokens; see `Resume`.
+
+        One that cannot go on gets its terminal deltas at once, and so does a sample whose last
+        token ends it by the limits of this scheduler. RequestError as `add`.
+        """
+        self.log.at(self._num_steps, now)
+        roster = self._roster
+        if resume.request_id in roster.requests:
+            raise RequestError(f"request_id {resume.request_id!r} is in use: choose another")
+        try:
+            self._validate_resume(resume)
+        except RequestError as error:
+            self.log.note("refuse", resume.request_id, message=str(error))
+            kind = refusal_type(error)
+            self.tally.refused(kind)
+            return refused_resume(resume, str(error), kind)
+        resume = on_clock_of(resume, now)
+        add = resume.add
+        public = public_length(add.prompt, self.config.public_prefixes)
+        request = Request(add, self._num_added, start_search(add, self.config), public)
+        self._num_added += 1
+        restore(request, resume, now)
+        self.log.note(
+            "resume",
+            request.id,
+            tenant=add.tenant,
+            prompt=len(request.prompt),
+            samples=len(request.live),
+            tokens=sum(len(output.tokens) for output in request.live),
+            waiting=len(roster.waiting),
+            running=len(roster.running),
+        )
+        roster.enter(request)
+        self._expiry.watch(request)
+        return self._end_at_limits(request)
+
+    def release(self, request_id: str, now: float) -> Resume:
+        """Gives up a request that has not ended: what it takes to go on elsewhere.
+
+        Its blocks are released, under their names. Not while a step is in flight (PagedKVError).
+        KeyError: no such request is here.
+        """
+        self._no_flight()
+        self.log.at(self._num_steps, now)
+        request = self._roster.requests[request_id]
+        self._roster.release(request)
+        return resumable(request, now)
+
+    def _validate_resume(self, resume: Resume) -> None:
+        if self._draining:
+            raise DrainingError("the engine is draining: send the request elsewhere")
+        manager = self.manager
+        blocks = min(manager.num_blocks, manager.max_blocks_per_seq)
+        validate_add(resume.add, self.config, blocks, manager.block_size)
+        check_resume(resume, self.config)
+
+    def _end_at_limits(self, request: Request) -> list[Delta]:
+        """Ends what may not go on here, where limits may differ from those it was drawn under."""
+        if request.search is not None:
+            longest = max(len(output.tokens) for output in request.live)
+            if request.prompt_length + longest > self._capacity:
+                return self._roster.cut_short(request)
+            return []
+        deltas: list[Delta] = []
+        for output in request.live if request.started else ():
+            end = find_ending(request, output, self.config, self._capacity)
+            if end.finish_reason is not None:
+                deltas.append(end_at(request, output, end))
+        deltas = self._roster.seal(request, deltas)
+        self._roster.drop_ended(request)
+        return deltas
+
     def abort(self, abort: Abort, now: float | None = None) -> list[Delta]:
         """Ends a request or one of its samples, in any state; blocks are released at once.
 
@@ -157,8 +232,7 @@ class Scheduler:
 
         May end requests that have outgrown the pool or their deadline: see `take_deltas`.
         """
-        if self._flight is not None:
-            raise PagedKVError(f"step {self._flight.step.index} is in flight: commit it first")
+        self._no_flight()
         if self.manager.sanitizer is not None:
             self.manager.sanitizer.begin_step(self._num_steps)
         self.log.at(self._num_steps, now)
@@ -294,6 +368,10 @@ class Scheduler:
     def __len__(self) -> int:
         """Requests that have not ended."""
         return len(self._roster.requests)
+
+    def _no_flight(self) -> None:
+        if self._flight is not None:
+            raise PagedKVError(f"step {self._flight.step.index} is in flight: commit it first")
 
     def _in_flight(self) -> Batch:
         if self._flight is None:

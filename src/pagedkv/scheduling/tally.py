@@ -31,6 +31,7 @@ class Tally:
         self._preemptions: Counter[tuple[str, str]] = Counter()
         self._refused: Counter[str] = Counter()
         self._finished: Counter[str] = Counter()
+        self._released = 0
         self._tenants: dict[str | None, TenantCounters] = {}
 
     def account(self, tenant: str | None) -> TenantCounters:
@@ -63,6 +64,12 @@ class Tally:
         account.prompt_tokens += request.prompt_length
         if request.ttft_slo is not None and drawn is not None:
             account.ttft = account.ttft.judged(drawn - request.arrival <= request.ttft_slo)
+
+    def released(self, request: Request) -> None:
+        """A request has gone elsewhere before its end."""
+        self._released += 1
+        if not request.started:
+            request.account.prompt_tokens += request.num_prefilled
 
     def left(self, request: Request) -> None:
         """A request has ended."""
@@ -117,6 +124,7 @@ class Tally:
             swap_bytes_in=blocks_loaded * block_bytes,
             requests_refused=_named(ERROR_TYPES, self._refused),
             requests_finished=_named(FINISH_REASONS, self._finished),
+            requests_released=self._released,
             tenants=tuple(replace(tenant) for tenant in self._tenants.values()),
         )
 

@@ -334,12 +334,12 @@ class Tiering:
             self.manager.cancel([branch.seq])
         branch.compute(count)
         request = branch.request
-        if request.num_preemptions == 0:
-            request.num_cached_tokens += count
-        else:
+        if request.comes_back:
             request.swapped_blocks += blocks
+        else:
+            request.num_cached_tokens += count
         if count:
-            self._tally.loaded(count, count * lower // blocks, request.num_preemptions > 0)
+            self._tally.loaded(count, count * lower // blocks, request.comes_back)
         branch.below = branch.below[blocks:] if blocks == len(spans) else []
 
     def _spans(self, row: Row) -> list[tuple[int, int]]:

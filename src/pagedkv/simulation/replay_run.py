@@ -17,13 +17,13 @@ from pagedkv.engine.values import from_json
 from pagedkv.errors import ConfigError
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.decisions import STEP, Decision
-from pagedkv.scheduling.messages import Abort, Add, Drain, Message
+from pagedkv.scheduling.messages import Abort, Add, Drain, Message, Resume
 from pagedkv.scheduling.scheduler import Scheduler
 from pagedkv.scheduling.step import Result, Step, Ticket
 from pagedkv.scheduling.tiering import LowerTiers
 from pagedkv.tiers.names import BlockName, Namer
 
-_MESSAGES = {kind.__name__: kind for kind in (Add, Abort, Drain)}
+_MESSAGES = {kind.__name__: kind for kind in (Add, Abort, Drain, Resume)}
 Observer = Callable[[float, Step, Result], None]
 
 
@@ -109,7 +109,8 @@ class _Iteration:
     now: float | None = None
     messages: list[Message] = field(default_factory=list)
     found: list[list[bool]] = field(default_factory=list)
-    resets: int = 0  # of the prefix cache, after the step
+    # After the step: a request that was released and when, or None: the cached prefixes went.
+    between: list[tuple[str, float] | None] = field(default_factory=list)
     outcome: Result | BaseException | None = None
     decisions: list[tuple[int, str]] = field(default_factory=list)
     end: bool = False  # the run was closed
@@ -133,7 +134,9 @@ def replay_run(path: Path, observe: Observer | None = None) -> ReplayedRun:
         with _line(path, iteration.line):
             _iterate(core, executor, below, iteration)
         run.cut_off = iteration.cut_off
-        run.num_requests += sum(isinstance(message, Add) for message in iteration.messages)
+        run.num_requests += sum(
+            isinstance(message, (Add, Resume)) for message in iteration.messages
+        )
         for line, recorded in iteration.decisions:
             entry = produced.popleft() if produced else None
             replayed = None if entry is None else entry.line()
@@ -164,8 +167,11 @@ def _iterate(
         except _EndOfRecording:
             if not iteration.cut_off:
                 raise ValueError("the step has no result, or its plan no look below") from None
-    for _ in range(iteration.resets):
-        core.reset_prefix_cache()
+    for released in iteration.between:
+        if released is None:
+            core.reset_prefix_cache()
+        else:
+            core.release(*released)
     if iteration.end:
         core.scheduler.finish()
 
@@ -207,7 +213,9 @@ def _take(iteration: _Iteration, values: dict[str, Any]) -> None:
     elif name == "found":
         iteration.found.append([bool(there) for there in from_json(list[bool], value)])
     elif name == "reset_cache":
-        iteration.resets += 1
+        iteration.between.append(None)
+    elif name == "release":
+        iteration.between.append((from_json(str, value["id"]), from_json(float, value["now"])))
     elif name == "result":
         iteration.outcome = from_json(Result, value)
     elif name == "failure":

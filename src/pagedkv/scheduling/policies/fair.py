@@ -28,9 +28,9 @@ class Fair(Fcfs):
 
     Service is 1 a prompt token, charged when a request first starts, and 2 a token that a step
     draws. Tokens found in the prefix cache count like others: what a tenant gets then does not
-    depend on what happens to be cached. What is computed again after a preemption is charged to
-    nobody. Prompt tokens that were never computed when a request ends are given back. The tenant
-    with the most yields first.
+    depend on what happens to be cached. What is computed again after a preemption or a move is
+    charged to nobody. Prompt tokens that were never computed when a request ends are given back.
+    The tenant with the most yields first.
 
     A tenant that stays within its share of the pool goes before others as long as its counter is at
     most V above the least: a prompt is charged at once, and a tenant that asks for little would
@@ -85,6 +85,9 @@ class Fair(Fcfs):
         self._occupancy.start(request)
         if not again:
             self.counters.start(request.tenant, PROMPT_WEIGHT * len(request.prompt))
+
+    def took_over(self, request: Request) -> None:
+        self.counters.start(request.tenant, 0.0)
 
     def drew(self, request: Request, tokens: int) -> None:
         self.counters.charge(request.tenant, OUTPUT_WEIGHT * tokens)

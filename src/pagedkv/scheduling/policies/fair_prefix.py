@@ -99,6 +99,9 @@ class FairPrefix(Fcfs):
             self._started[request.tenant] += 1
             self._charge(request, PROMPT_WEIGHT * (len(request.prompt) - cached_tokens))
 
+    def took_over(self, request: Request) -> None:
+        self._started[request.tenant] += 1
+
     def preempted(self, request: Request) -> None:
         self._occupancy.stop(request)
 

@@ -46,6 +46,9 @@ class Fcfs:
     def admitted(self, request: Request, cached_tokens: int, again: bool) -> None:
         """Nothing is counted."""
 
+    def took_over(self, request: Request) -> None:
+        pass
+
     def drew(self, request: Request, tokens: int) -> None:
         """Nothing is counted."""
 

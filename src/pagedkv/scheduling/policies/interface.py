@@ -64,6 +64,10 @@ class Policy(Protocol):
         """A request starts to run, `again` after a preemption; so many of its tokens are there."""
         ...
 
+    def took_over(self, request: Request) -> None:
+        """A request that has run elsewhere comes to wait here, like one that was preempted."""
+        ...
+
     def drew(self, request: Request, tokens: int) -> None:
         """A step has drawn so many tokens for one sample of the request."""
         ...

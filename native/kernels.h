@@ -38,7 +38,7 @@ struct SpanTask {
   const SpanGroups* span;  // at least those that the last vector sees
   const SpanGroups* next;  // whose keys will be read next, to be fetched meanwhile
   const std::byte* queries;  // [count, padded_dim * 4 bytes], as load_query leaves them
-  float scale;               // of the scores, times log2(e)
+  float scale;               // of the scores, times log2(e); more than 0
   const int32_t* limits;     // [count]
   int first;
   int count;

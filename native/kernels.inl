@@ -153,8 +153,7 @@ struct Rows {
                            task.padded_dim / Step::kWidth, acc);
     for (int m = 0; m < M; ++m) {
       for (int v = 0; v < V; ++v) {
-        store_wide(task.scores + m * kScoreStride + first + v * kWideLanes,
-                   acc[m][v] * splat(task.scale));
+        store_wide(task.scores + m * kScoreStride + first + v * kWideLanes, acc[m][v]);
       }
     }
   }
@@ -168,10 +167,15 @@ struct Rows {
     }
   }
 
+  // Positions of row m that are weighed: what it sees, up to whole registers of weights.
+  int weighed(int m) const {
+    return static_cast<int>(round_up(limits()[m], kGroup * Step::kTogether));
+  }
+
   // The largest score that row m sees; what it does not see becomes minus infinity.
   float highest(int m) const {
     float* row = task.scores + m * kScoreStride;
-    const int limit = limits()[m], end = static_cast<int>(round_up(limit, kGroup));
+    const int limit = limits()[m], end = weighed(m);
     for (int j = limit; j < end; ++j) row[j] = kMinusInfinity;
     Wide most[kGroupVectors];
     for (int v = 0; v < kGroupVectors; ++v) most[v] = load_wide(row + v * kWideLanes);
@@ -183,17 +187,23 @@ struct Rows {
     return maximum(most);
   }
 
-  // Row m's scores become weights relative to `top`, in place. Returns their sum.
+  // Row m's scores become weights relative to `top`, their scaled maximum, in place. Returns the
+  // sum of the weights.
   float weigh(int m, float top) const {
+    constexpr int kTogether = Step::kTogether;
     float* row = task.scores + m * kScoreStride;
-    const int end = static_cast<int>(round_up(limits()[m], kGroup));
     Wide total[kGroupVectors];
     for (int v = 0; v < kGroupVectors; ++v) total[v] = splat(0.0f);
-    for (int j = 0; j < end; j += kGroup) {
+    for (int j = 0; j < weighed(m); j += kGroup * kTogether) {
       for (int v = 0; v < kGroupVectors; ++v) {
         const int at = j + v * kWideLanes;
-        const Wide weight = exp2(load_wide(row + at) - splat(top));
-        total[v] = total[v] + Step::put(weight, at, reinterpret_cast<Value*>(row));
+        Wide weights[kTogether];
+#pragma GCC unroll 2
+        for (int i = 0; i < kTogether; ++i) {
+          const Wide score = load_wide(row + at + i * kGroup);
+          weights[i] = Step::power(fma(score, splat(task.scale), splat(-top)));
+        }
+        total[v] = Step::put(weights, at, reinterpret_cast<Value*>(row), total[v]);
       }
     }
     return sum(total);
@@ -202,7 +212,7 @@ struct Rows {
   // Scores become weights, which the states take up but for the values.
   void soften() {
     alignas(64) float tops[kPadded], totals[kPadded], maxima[kPadded], sums[kPadded];
-    for (int m = 0; m < M; ++m) tops[m] = highest(m);
+    for (int m = 0; m < M; ++m) tops[m] = highest(m) * task.scale;
     for (int m = 0; m < M; ++m) totals[m] = weigh(m, tops[m]);
     for (int m = M; m < kPadded; ++m) tops[m] = totals[m] = maxima[m] = sums[m] = 0.0f;
     std::memcpy(maxima, task.maximum + i, M * sizeof(float));

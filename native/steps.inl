@@ -30,10 +30,14 @@ struct Float32Step {
   static void load(const float* x, int count, Value* out) {
     std::memcpy(out, x, count * sizeof(float));
   }
-  // Values [j, j + kWideLanes) of a row, rounded to the element's type, which are returned.
-  static Wide put(Wide x, int j, Value* row) {
-    std::memcpy(row + j, &x, sizeof x);
-    return x;
+  // How many registers of weights are put down at a time, kGroup positions apart.
+  static constexpr int kTogether = 1;
+  static Wide power(Wide x) { return exp2(x); }
+  // Writes weights, rounded to the element's type, behind the first j of a row, and adds what was
+  // written to `total`.
+  static Wide put(const Wide (&x)[kTogether], int j, Value* row, Wide total) {
+    std::memcpy(row + j, x, sizeof x);
+    return total + x[0];
   }
   // The bits of a lane that belong to the first `count` elements, none or more.
   static uint32_t seen(int count) { return count > 0 ? ~0u : 0; }
@@ -55,10 +59,12 @@ struct WidenedStep {
     for (int k = 0; k + 1 < count; k += 2) out[k / 2] = {to_float(x[k]), to_float(x[k + 1])};
     if (count % 2) out[count / 2] = {to_float(x[count - 1]), 0.0f};
   }
-  static Wide put(Wide x, int j, Value* row) {
-    x = rounded(x);
-    std::memcpy(row + j / 2, &x, sizeof x);
-    return x;
+  static constexpr int kTogether = 1;
+  static Wide power(Wide x) { return exp2(x); }
+  static Wide put(const Wide (&x)[kTogether], int j, Value* row, Wide total) {
+    const Wide near = rounded(x[0]);
+    std::memcpy(row + j / 2, &near, sizeof near);
+    return total + near;
   }
   static uint32_t seen(int count) { return count > 1 ? ~0u : count > 0 ? 0xffffu : 0; }
 };
@@ -80,10 +86,12 @@ struct PairStep {
     std::memcpy(out, x, count * sizeof(bfloat16));
   }
   static uint32_t seen(int count) { return WidenedStep::seen(count); }
-  static Wide put(Wide x, int j, Value* row) {
-    const auto pairs = reinterpret_cast<HalfWide>(_mm512_cvtneps_pbh(x));
+  static constexpr int kTogether = 2;
+  static Wide power(Wide x) { return exp2_near(x); }
+  static Wide put(const Wide (&x)[kTogether], int j, Value* row, Wide total) {
+    const __m512bh pairs = _mm512_cvtne2ps_pbh(x[1], x[0]);
     std::memcpy(row + j / 2, &pairs, sizeof pairs);
-    return reinterpret_cast<Wide>(__builtin_convertvector(pairs, WideBits) << 16);
+    return _mm512_dpbf16_ps(total, pairs, reinterpret_cast<__m512bh>(_mm512_set1_epi32(0x3f803f80)));
   }
 };
 

@@ -122,6 +122,13 @@ def test_store_that_cannot_be_is_refused(name: str, field: str, value: Any) -> N
         make_backend(name, replace(spec_of(heads=4, kv_heads=2), **{field: value}))
 
 
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("scale", [0.0, -0.5, float("nan"), float("inf")])
+def test_a_scale_that_turns_scores_round_is_refused(name: str, scale: float, case: Case) -> None:
+    with pytest.raises(ConfigError, match=rf"scale={scale}"):
+        make_backend(name, case.spec, scale=scale)
+
+
 def test_deterministic_gather_is_refused() -> None:
     with pytest.raises(ConfigError, match="deterministic=True needs the native backend"):
         make_backend("gather", spec_of(), deterministic=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TypeVar
 
 import numpy as np
@@ -40,8 +41,12 @@ def check_spec(spec: KVSpec) -> None:
 
 
 def softmax_scale(spec: KVSpec, scale: float | None) -> float:
-    """The given factor of the scores, or 1/sqrt(D)."""
-    return spec.head_dim**-0.5 if scale is None else scale
+    """The given factor of the scores, or 1/sqrt(D). ConfigError unless it is more than 0."""
+    if scale is None:
+        return 1 / math.sqrt(spec.head_dim)
+    if not 0 < scale < math.inf:
+        raise ConfigError(f"scale={scale!r} of the scores: give a number above 0, or None")
+    return float(scale)
 
 
 def checked_copy(batch: AttentionBatch, spec: KVSpec) -> AttentionBatch:

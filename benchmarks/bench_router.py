@@ -111,7 +111,8 @@ class Worker:
 class Run:
     """A fleet under requests, and the seconds that each kind of event took."""
 
-    def __init__(self, num_workers: int) -> None:
+    def __init__(self, num_workers: int, texts: np.ndarray) -> None:
+        self.chains = [NAMER.chain(text, FRAMES, 0, BLOCK) for text in texts]
         self.router = Router(RouterConfig(block_size=BLOCK, kv_bytes_per_token=131_072))
         split = num_workers > 1
         roles = ("prefill", "decode") if split else ("both",)
@@ -145,7 +146,7 @@ class Run:
         assert isinstance(decision, Assign)
         self.hits += decision.cached_tokens
         self.tokens += len(tokens)
-        whole = NAMER.chain(tokens[: len(tokens) // BLOCK * BLOCK], FRAMES, 0, BLOCK)
+        whole = self.chains[conversation][: len(tokens) // BLOCK]
         for name in dict.fromkeys((decision.prefill, decision.decode)):
             worker = self.workers[name]
             worker.seen.append(request)
@@ -160,26 +161,31 @@ class Run:
                 del self.running[: BUSY * len(self.workers)]
 
 
-def prompts(seed: int = 1) -> Iterator[tuple[int, np.ndarray]]:
-    """Endless: (conversation, its tokens so far, int32)."""
+def conversations(seed: int = 1) -> np.ndarray:
+    """All that is ever said in each, int32 [conversations, longest]."""
     rng = np.random.default_rng(seed)
     texts = rng.integers(0, 50_000, (CONVERSATIONS, LONGEST), dtype=np.int32)
     systems = rng.integers(0, 50_000, (SYSTEM_PROMPTS, SYSTEM_TOKENS), dtype=np.int32)
     texts[:, :SYSTEM_TOKENS] = systems[rng.integers(0, SYSTEM_PROMPTS, CONVERSATIONS)]
+    return texts
+
+
+def prompts(seed: int = 1) -> Iterator[tuple[int, int]]:
+    """Endless: (conversation, tokens of it so far)."""
+    rng = np.random.default_rng(seed)
     weights = 1 / np.arange(1, CONVERSATIONS + 1)
     while True:
         chosen = rng.choice(CONVERSATIONS, 10_000, p=weights / weights.sum())
         lengths = np.clip(rng.lognormal(np.log(1100), 0.8, 10_000), 16, LONGEST).astype(int)
-        for conversation, length in zip(chosen.tolist(), lengths.tolist(), strict=True):
-            yield conversation, texts[conversation, :length]
+        yield from zip(chosen.tolist(), lengths.tolist(), strict=True)
 
 
 def by_length(num_workers: int = 1000, runs: int = 200) -> None:
     print(f"\none decision among {num_workers} workers, a tenth of which have the whole prompt")
     print(f"{'prompt tokens':>14}{'blocks':>8}{'mean us':>10}{'p99 us':>10}")
     for length in LENGTHS:
-        run = Run(num_workers)
         tokens = np.arange(length, dtype=np.int32)
+        run = Run(num_workers, tokens[:0][None])
         names = NAMER.chain(tokens, FRAMES, 0, BLOCK)
         for worker in [*run.workers.values()][::10]:
             if events := worker.computes(0, names):
@@ -196,6 +202,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--decisions", type=int, default=1_000_000)
     decisions = parser.parse_args().decisions
+    texts = conversations()
     print_calibration()
     print(f"{decisions:,} decisions; microseconds")
     print(
@@ -203,9 +210,9 @@ def main() -> None:
         f"{'names':>11}{'a report':>10}{'an event':>10}{'an end':>8}"
     )
     for num_workers in WORKERS:
-        run = Run(num_workers)
-        for number, (conversation, tokens) in zip(range(decisions), prompts(), strict=False):
-            run.serve(number, conversation, tokens)
+        run = Run(num_workers, texts)
+        for number, (conversation, length) in zip(range(decisions), prompts(), strict=False):
+            run.serve(number, conversation, texts[conversation, :length])
         took = np.array(run.seconds["Arrival"]) * 1e6
         p50, p99, p999 = np.percentile(took, (50, 99, 99.9))
         others = [

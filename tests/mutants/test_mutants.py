@@ -28,6 +28,7 @@ import catalogue_load
 import catalogue_log
 import catalogue_openai
 import catalogue_pressure
+import catalogue_routing
 import catalogue_serving
 import catalogue_tiers
 import pytest
@@ -54,6 +55,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *catalogue_conduct.MUTANTS,
     *catalogue_dashboard.MUTANTS,
     *catalogue_grammar.MUTANTS,
+    *catalogue_routing.MUTANTS,
 )
 CONTROLS = tuple(dict.fromkeys(test for mutant in MUTANTS for test in mutant.tests))
 MODULES = tuple(dict.fromkeys(mutant.module for mutant in MUTANTS))

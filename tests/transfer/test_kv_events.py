@@ -132,6 +132,42 @@ def test_tenant_salt_equal_prompts_of_two_tenants_have_different_hashes() -> Non
     assert a.block_hashes == names([1, 2], "a")
 
 
+def test_missing_adapter_what_else_makes_kv_differ_is_in_the_hash() -> None:
+    m, stream = started()
+    for extra in (b"adapter x, version 1", b"adapter x, version 2", None):
+        seq = m.open([1, 2], extra=extra)
+        m.reserve([seq], [2])
+        m.commit([seq], [[1, 2]])
+        m.close(seq)
+    assert len({event.block_hashes[0] for event in told(stream)}) == 3
+
+
+def test_framing_a_namespace_and_extra_bytes_do_not_run_together() -> None:
+    tokens = token_array([1, 2])
+    a, b = make_frames("org_1", b"2345"), make_frames("org_12345", b"")
+    assert NAMER.chain(tokens, a, 0, 2) != NAMER.chain(tokens, b, 0, 2)
+    assert NAMER.facts(a.private) != NAMER.facts(b.private)
+
+
+def test_public_blocks_have_one_name_for_all_tenants() -> None:
+    m, stream = started()
+    for tenant in ("a", "b"):
+        seq = m.open([1, 2, 3, 4], tenant, public=2)
+        rest = [1, 2, 3, 4][m.length(seq) :]
+        m.reserve([seq], [len(rest)])
+        m.commit([seq], [rest])
+        m.close(seq)
+    first, own, other = told(stream)
+    assert first.extra_keys is None
+    assert own.parent_block_hash == other.parent_block_hash == first.block_hashes[0]
+    assert own.block_hashes != other.block_hashes
+    frames = make_frames("b", None)
+    assert [*NAMER.walk(token_array([1, 2, 3, 4]), frames, 1, 2)] == [
+        *first.block_hashes,
+        *other.block_hashes,
+    ]
+
+
 def test_fingerprint_workers_of_two_models_have_different_hashes() -> None:
     tokens, frames = token_array([1, 2]), make_frames(None, None)
     assert Namer(b"x").chain(tokens, frames, 0, 2) != Namer(b"y").chain(tokens, frames, 0, 2)

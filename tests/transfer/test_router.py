@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+import pytest
+
+from pagedkv.errors import ConfigError
 from pagedkv.transfer.events import AllBlocksCleared, BlockStored, KVEventBatch
 from pagedkv.transfer.router import Router
 from pagedkv.transfer.routing import (
@@ -14,6 +18,8 @@ from pagedkv.transfer.routing import (
     Ended,
     Link,
     RouterConfig,
+    RouterEvent,
+    SetRole,
     Shed,
     Tick,
     WorkerEvents,
@@ -64,7 +70,7 @@ def test_a_longer_cached_prefix_wins_until_the_queue_is_longer_than_it_saves() -
 
 def test_what_was_sent_and_not_reported_yet_counts() -> None:
     r = router(worker("a"), worker("b"))
-    chosen = [only(r.handle(want(str(i)), 0.0)).prefill for i in range(10)]
+    chosen = [only(r.handle(want(str(i), names=names(1)), 0.0)).prefill for i in range(10)]
     assert chosen.count("a") == chosen.count("b") == 5
 
 
@@ -207,8 +213,51 @@ def test_tpot_a_decode_worker_that_is_too_slow_is_passed_over() -> None:
     )
     assert only(r.handle(want(tpot=0.05), 0.0)).decode == "d2"
     assert r.handle(want("s", tpot=0.05), 0.0) != []
-    assert r.handle(want("t", tpot=0.05), 0.0) == []
-    assert r.held_for("decode") == 1
+    got = only(r.handle(want("t", tpot=0.05), 0.0))
+    assert got.reason == "no decode worker makes a step in the 0.05 s that it asks for"
+    assert isinstance(only(r.handle(want("u"), 0.0)), Assign)
+
+
+def test_events_and_decisions_survive_the_wire() -> None:
+    events = [
+        worker("a", seen=("r",)),
+        WorkerGone("a"),
+        holds("a", names(2)),
+        want(names=names(2), deadline=1.0, tpot=0.1),
+        Ended("r"),
+        Tick(),
+    ]
+    for event in events:
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=RouterEvent) == event
+    decisions = [
+        Assign("r", "p", "d", 16, 0, 0.1, 0.2, 0.3),
+        Shed("r", "late"),
+        AskForPicture("a"),
+        SetRole("a", "decode"),
+    ]
+    for decision in decisions:
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(decision), type=Decision) == decision
+
+
+def test_a_request_id_that_waits_twice_or_comes_again_does_no_harm() -> None:
+    r = router(worker("p", "prefill", free_blocks=0), worker("d", "decode"))
+    r.handle(want("r"), 0.0)
+    r.handle(want("r"), 0.0)
+    assert r.num_held == 1
+    r.handle(Ended("r"), 0.0)
+    r.handle(want("r", deadline=1.0), 0.0)
+    assert len(r.handle(Tick(), 2.0)) == 1
+    r.handle(worker("p", "prefill"), 3.0)
+    assert isinstance(only(r.handle(want("r"), 3.0)), Assign)
+    assert isinstance(only(r.handle(want("r"), 3.0)), Assign)  # resumed after its worker died
+    r.handle(Ended("r"), 4.0)
+    p = r.fleet.places["p"]
+    assert (r.fleet.rows["room"][p], r.fleet.rows["queued_tokens"][p]) == (1000, 0)
+
+
+def test_a_rate_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="prefill_tokens_per_s=0"):
+        router(worker("a", prefill_tokens_per_s=0.0))
 
 
 def test_the_same_events_give_the_same_decisions() -> None:

@@ -176,6 +176,8 @@ def _why(
         late = soonest - wanted.within_s
         return NoPair(f"the first token would come {late:.3f} s after its deadline", hopeless=True)
     if not can_decode.any():
-        return NoPair(f"no decode worker makes a step in {wanted.tpot_s} s", "decode")
+        # Not to be waited for: whoever comes behind it may want nothing of the kind.
+        reason = f"no decode worker makes a step in the {wanted.tpot_s} s that it asks for"
+        return NoPair(reason, hopeless=True)
     side = "prefill" if can_receive.any() else "decode"
     return NoPair(f"no {side} worker has room", side)

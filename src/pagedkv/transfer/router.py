@@ -59,6 +59,7 @@ class Router:
         self.fleet = Fleet()
         self.prefixes = WorkerPrefixes() if prefixes is None else prefixes
         self._held: list[_Held] = []  # in order
+        self._held_ids: set[str] = set()
         self._first_deadline = math.inf  # of those held, or earlier
         self._arrivals = 0
         self._asked: dict[int, float] = {}  # when a picture was asked for, by place
@@ -87,15 +88,14 @@ class Router:
                 return self._expire(now)
             case Ended():
                 self.fleet.ended(event.request_id)
-                self._held = [
-                    held for held in self._held if held.arrival.request_id != event.request_id
-                ]
+                self._drop_held(event.request_id)
                 return self._retry(now)
             case Tick():
                 return self._expire(now) + self._watch_roles(now)
 
     def _arrive(self, arrival: Arrival, now: float) -> list[Decision]:
         self._arrivals += 1
+        self._drop_held(arrival.request_id)
         names = _Names(arrival.names)
         found = self._choose(arrival, names, now)
         # Not past those who wait: they were first, and would wait for ever.
@@ -109,8 +109,14 @@ class Router:
             reason = f"{found.reason}, and max_held={self.config.max_held} requests wait already"
             return [Shed(arrival.request_id, reason)]
         insort(self._held, _Held(arrival.priority, self._arrivals, arrival, names, found))
+        self._held_ids.add(arrival.request_id)
         self._first_deadline = min(self._first_deadline, _deadline(arrival))
         return []
+
+    def _drop_held(self, request_id: str) -> None:
+        if request_id in self._held_ids:
+            self._held_ids.remove(request_id)
+            self._held = [h for h in self._held if h.arrival.request_id != request_id]
 
     def _leave(self, worker: str) -> None:
         if worker in self.fleet.places:
@@ -144,6 +150,7 @@ class Router:
                 self._held[0] = head._replace(why=found)
                 break
             del self._held[0]
+            self._held_ids.remove(head.arrival.request_id)
         return decisions + self._expire(now)
 
     def _expire(self, now: float) -> list[Decision]:
@@ -152,6 +159,7 @@ class Router:
             return []
         late = [held for held in self._held if _deadline(held.arrival) < now]
         self._held = [held for held in self._held if _deadline(held.arrival) >= now]
+        self._held_ids.difference_update(held.arrival.request_id for held in late)
         self._first_deadline = min((_deadline(h.arrival) for h in self._held), default=math.inf)
         return [
             Shed(held.arrival.request_id, f"its deadline has passed; {held.why.reason}")

@@ -113,8 +113,8 @@ class Arrival(msgspec.Struct, frozen=True, tag=True):
     names: of its blocks in order (`Namer.walk`); a generator is taken only as far as needed.
     output_tokens: that the decode worker keeps head-room for, of all samples together: their limit,
         or how long outputs are expected to be.
-    deadline: for the first token, by the router's clock; tpot: seconds a token after it; None: no
-        hurry.
+    deadline: for the first token, by the router's clock; it waits for room until then. tpot:
+        seconds a token after that; it is refused if no worker is so fast now. None: no hurry.
     priority: lower goes first among requests that wait here.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from pagedkv.cache import BlockManager
@@ -18,6 +19,7 @@ from pagedkv.transfer.events import (
     EventStream,
     decode_batch,
 )
+from pagedkv.transfer.prefix_index import WorkerPrefixes
 
 NAMER = Namer(b"a model")
 
@@ -199,3 +201,34 @@ def test_a_picture_comes_when_asked_for_or_when_the_log_has_moved_on() -> None:
 def test_bytes_that_are_no_batch_are_refused() -> None:
     with pytest.raises(ValueError):
         decode_batch(b"\x93\x01")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_mirror_what_an_index_believes_is_what_the_caches_find(seed: int) -> None:
+    """Random work on three small caches, whose events come late and all at once."""
+    rng = np.random.default_rng(seed)
+    caches = [BlockManager(12, 2, max_seqs=4) for _ in range(3)]
+    streams = [EventStream(m.listen(), NAMER, 2) for m in caches]
+    index, found = WorkerPrefixes(), 0
+    for _ in range(150):
+        for _ in range(int(rng.integers(1, 6))):
+            m = caches[int(rng.integers(3))]
+            tokens = rng.integers(0, 2, int(rng.integers(2, 14))).tolist()
+            public = int(rng.integers(len(tokens) + 1))
+            seq = m.open(tokens, "ab"[rng.integers(2)], public=public)
+            rest = tokens[m.length(seq) :]
+            m.reserve([seq], [len(rest)])
+            m.commit([seq], [rest])
+            m.close(seq)
+        for i, stream in enumerate(streams):
+            if frames := stream.poll(0.0):
+                batch = decode_batch(frames.payload)
+                assert index.apply(i, int.from_bytes(frames.seq), batch)
+        tokens = rng.integers(0, 2, 13).tolist()
+        tenant, public = "ab"[rng.integers(2)], int(rng.integers(14))
+        frames_of = make_frames(tenant, None)
+        walk = NAMER.walk(token_array(tokens), frames_of, public // 2, 2)
+        believed = index.cached_blocks(walk, 3).tolist()
+        assert believed == [m.match(tokens, tenant, public).cached_tokens // 2 for m in caches]
+        found += sum(believed)
+    assert found > 100

@@ -133,7 +133,7 @@ def test_shed_when_the_deadline_passes_while_it_waits() -> None:
     assert r.handle(Tick(), 1.0) == []
     got = only(r.handle(Tick(), 1.1))
     assert got == Shed("r", "its deadline has passed; no prefill worker has room")
-    assert r.num_held == 0
+    assert (r.stats().shed, r.stats().held, r.stats().assigned) == (1, 0, 0)
 
 
 def test_a_prompt_that_no_worker_can_ever_hold_is_refused() -> None:
@@ -168,6 +168,9 @@ def test_gap_a_worker_whose_events_are_missing_is_forgotten_and_asked_for_a_pict
     assert only(r.handle(want(names=names(10)), 1.0)).prefill == "a"
     assert r.handle(holds("b", names(10), seq=3), 1.0) == []
     assert only(r.handle(want("s", names=names(10)), 1.0)).prefill == "b"
+    stats = r.stats()
+    assert (stats.gaps, stats.names, stats.workers) == (1, 10, 2)
+    assert (stats.assigned, stats.prompt_tokens, stats.cached_tokens) == (2, 320, 159)
 
 
 def test_dead_worker_nothing_of_it_is_left() -> None:

@@ -27,6 +27,7 @@ from pagedkv.transfer.routing import (
     Ended,
     RouterConfig,
     RouterEvent,
+    RouterStats,
     Shed,
     Tick,
     WorkerEvents,
@@ -62,6 +63,8 @@ class Router:
         self._held_ids: set[str] = set()
         self._first_deadline = math.inf  # of those held, or earlier
         self._arrivals = 0
+        self._num_assigned = self._num_shed = self._num_gaps = 0
+        self._prompt_tokens = self._cached_tokens = 0
         self._asked: dict[int, float] = {}  # when a picture was asked for, by place
         self._roles = None if config.flip is None else Roles(config.flip)
 
@@ -75,6 +78,27 @@ class Router:
 
     def handle(self, event: RouterEvent, now: float) -> list[Decision]:
         """What follows from the event. `now`: seconds, never less than before."""
+        decisions = self._decide(event, now)
+        for decision in decisions:
+            if isinstance(decision, Shed):
+                self._num_shed += 1
+        return decisions
+
+    def stats(self) -> RouterStats:
+        """What it has done so far."""
+        return RouterStats(
+            workers=len(self.fleet.places),
+            held=len(self._held),
+            names=len(self.prefixes),
+            assigned=self._num_assigned,
+            shed=self._num_shed,
+            gaps=self._num_gaps,
+            dropped=self.prefixes.dropped,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+        )
+
+    def _decide(self, event: RouterEvent, now: float) -> list[Decision]:
         match event:
             case Arrival():
                 return self._arrive(event, now)
@@ -194,6 +218,9 @@ class Router:
         else:
             parts = Sent(pair.prefill, blocks, left, 0), Sent(pair.decode, whole, 0, 1)
         self.fleet.send(arrival.request_id, parts)
+        self._num_assigned += 1
+        self._prompt_tokens += prompt
+        self._cached_tokens += pair.cached_tokens
         return Assign(
             arrival.request_id,
             self.fleet.name(pair.prefill),
@@ -209,9 +236,11 @@ class Router:
         place = self.fleet.places.get(event.worker)
         if place is None:  # its first report is still to come, or it has left
             return []
+        followed = self.prefixes.follows(place)
         if self.prefixes.apply(place, event.seq, event.batch):
             self._asked.pop(place, None)
             return []
+        self._num_gaps += followed
         if now < self._asked.get(place, -math.inf) + _PATIENCE_S:
             return []
         self._asked[place] = now

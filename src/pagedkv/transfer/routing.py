@@ -185,3 +185,21 @@ class SetRole(msgspec.Struct, frozen=True, tag=True):
 
 
 Decision = Assign | Shed | AskForPicture | SetRole
+
+
+class RouterStats(msgspec.Struct, frozen=True):
+    """Counts since the start, but for what is there now: workers, held, names.
+
+    gaps: times that events of a worker were missing. names: blocks that are known, each once;
+    dropped: of a worker, past the bound. cached_tokens: of prompt_tokens, by what was known.
+    """
+
+    workers: int
+    held: int
+    names: int
+    assigned: int
+    shed: int
+    gaps: int
+    dropped: int
+    prompt_tokens: int
+    cached_tokens: int

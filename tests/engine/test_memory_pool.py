@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pagedkv.engine.machine import MachineMemory
-from pagedkv.engine.memory import KV_SHARE, StartupReport, pool_blocks, show_bytes
+from pagedkv.engine.memory import KV_SHARE, SMALL_PAGES, StartupReport, pool_blocks, show_bytes
 from pagedkv.errors import ConfigError
 
 BLOCK = 1000
@@ -49,7 +49,12 @@ def test_no_memory_left_for_even_one_block() -> None:
         pool_blocks(BLOCK, MachineMemory(limit=200 * BLOCK, available=BLOCK))
 
 
-def report(num_blocks: int, max_model_len: int = 100, max_num_seqs: int = 256) -> StartupReport:
+def report(
+    num_blocks: int,
+    max_model_len: int = 100,
+    max_num_seqs: int = 256,
+    huge_pages: str | None = "madvise",
+) -> StartupReport:
     return StartupReport(
         model="m",
         dtype="float32",
@@ -65,6 +70,7 @@ def report(num_blocks: int, max_model_len: int = 100, max_num_seqs: int = 256) -
         backend_reason="attention backend reference: asked for",
         linear_kernels="torch",
         sanitize=False,
+        huge_pages=huge_pages,
     )
 
 
@@ -83,6 +89,11 @@ def test_report_says_what_was_chosen_and_why() -> None:
     text = "\n".join(report(14).lines())
     for part in ("64 bytes a token", "14 blocks of 16", "100 tokens x 2", "reference: asked for"):
         assert part in text
+
+
+@pytest.mark.parametrize(("mode", "small"), [("always", False), ("never", True), (None, True)])
+def test_report_says_where_huge_pages_are_refused(mode: str | None, small: bool) -> None:
+    assert (SMALL_PAGES in report(14, huge_pages=mode).lines()) == small
 
 
 def test_sizes_are_readable() -> None:

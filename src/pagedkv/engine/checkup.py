@@ -24,7 +24,7 @@ from pagedkv.engine.machine import (
 )
 from pagedkv.engine.measure import Bandwidths, Disk
 from pagedkv.engine.memory import KV_SHARE, pool_blocks, show_bytes
-from pagedkv.engine.processor import huge_page_mode, read_processor
+from pagedkv.engine.processor import GIVEN_ON_REQUEST, huge_page_mode, read_processor
 from pagedkv.errors import ConfigError
 
 Figure = str | float | bool | None | Sequence[str]
@@ -157,7 +157,7 @@ def check_huge_pages(root: Path = ROOT) -> Finding:
     """Whether the kernel gives huge pages to those that ask for them, as the pool does."""
     mode = huge_page_mode(root)
     figures: dict[str, Figure] = {"mode": mode}
-    if mode in ("always", "madvise"):
+    if mode in GIVEN_ON_REQUEST:
         return Finding("huge pages", "ok", f"{mode}: the pool gets them", figures)
     why = "this kernel has none" if mode is None else f"{mode}: nobody gets them"
     remedy = "write madvise to /sys/kernel/mm/transparent_hugepage/enabled"

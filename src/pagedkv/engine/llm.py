@@ -30,6 +30,7 @@ from pagedkv.engine.llm_engine import LLMEngine
 from pagedkv.engine.machine import machine_memory
 from pagedkv.engine.memory import StartupReport, pool_blocks
 from pagedkv.engine.output import RequestOutput
+from pagedkv.engine.processor import huge_page_mode
 from pagedkv.engine.recording import Recorder
 from pagedkv.engine.requests import ChatMessages, Prepared, Prompt, read_prefixes
 from pagedkv.engine.sanitized import SanitizedBackend
@@ -245,6 +246,7 @@ class LLM:
             backend_reason=reason,
             linear_kernels=layer_kernels,
             sanitize=sanitize,
+            huge_pages=huge_page_mode(),
         )
         for line in self.report.lines():
             _LOG.info("%s", line)

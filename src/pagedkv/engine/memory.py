@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagedkv.engine.machine import MachineMemory
+from pagedkv.engine.processor import GIVEN_ON_REQUEST
 from pagedkv.errors import ConfigError
 from pagedkv.scheduling.config import check_integer
 
 # Share of the memory that is available once the weights are loaded. The rest is for activations,
 # logits (budget x vocabulary x 4 bytes) and whatever else runs in the container.
 KV_SHARE = 0.4
+
+SMALL_PAGES = (
+    "weights and K/V lie in small pages, which are slower to read: `pagedkv doctor` says what to do"
+)
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
@@ -77,6 +82,7 @@ class StartupReport:
     backend_reason: str
     linear_kernels: str
     sanitize: bool
+    huge_pages: str | None  # see `processor.huge_page_mode`
 
     @property
     def longest_context(self) -> int:
@@ -98,6 +104,7 @@ class StartupReport:
             f"{self.block_size} tokens, {show_bytes(pool)} of {show_bytes(self.memory.available)} "
             "available",
             f"longest context {self.longest_context:,} tokens x {self.concurrency} at a time",
+            *(() if self.huge_pages in GIVEN_ON_REQUEST else (SMALL_PAGES,)),
             *(("the sanitizer checks every use of a block",) if self.sanitize else ()),
         )
 

@@ -56,6 +56,10 @@ def read_processor(root: Path = ROOT) -> Processor:
     )
 
 
+# Modes of transparent huge pages in which who asks for them gets them.
+GIVEN_ON_REQUEST = ("always", "madvise")
+
+
 def huge_page_mode(root: Path = ROOT) -> str | None:
     """Transparent huge pages: "always", "madvise" or "never"; None: this kernel has none."""
     found = re.search(r"\[(\w+)\]", read_text(root / "sys/kernel/mm/transparent_hugepage/enabled"))

@@ -63,6 +63,7 @@ _EXTRAS = MappingProxyType(
         "gguf": "engine",
         "huggingface_hub": "engine",
         "msgspec": "engine",
+        "xxhash": "engine",
         "threadpoolctl": "engine",
         "typer": "engine",
         "rich": "engine",

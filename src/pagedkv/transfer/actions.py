@@ -35,9 +35,10 @@ class Free(NamedTuple):
 
 
 class Park(NamedTuple):
-    """Take the request out of the steps, and call `parked`: less than a block remains to be sent.
+    """Take the request out of the steps, and call `parked`: little remains to be sent.
 
-    remaining: tokens whose K/V is not yet at the receiver.
+    Less than a block, or as much as is computed while it is sent. remaining: tokens whose K/V is
+    not yet at the receiver.
     """
 
     move: MoveId

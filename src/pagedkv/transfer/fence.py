@@ -155,13 +155,13 @@ class Fence:
         skip = 0 if first is None else len(mine) - first
         if entry.reported[sample] or not 0 <= skip <= len(tokens):
             return (), False, []
+        wanted = not entry.ended[sample]  # the front end may have ended it
         new = tokens[skip:]
-        silent = entry.ended[sample]
         mine += new
-        entry.reported[sample] = entry.ended[sample] = entry.reported[sample] or ended
-        entry.ended[sample] |= silent
+        entry.reported[sample] = ended
+        entry.ended[sample] |= ended
         verdicts = self._settle(move.request, entry)
-        return ((), False, verdicts) if silent else (new, ended, verdicts)
+        return (new if wanted else ()), wanted and ended, verdicts
 
     def end_sample(self, request: str, sample: int) -> None:
         """The front end has ended a sample itself: nothing more of it is delivered."""
@@ -181,15 +181,19 @@ class Fence:
         copy.counts, copy.ended = counts, ended
         return self._settle(move.request, entry)
 
-    def move_failed(self, move: MoveId) -> list[Verdict]:
-        """Either side says that a move has failed. If it was the owner, the request is orphaned."""
+    def move_failed(self, move: MoveId, worker: str) -> list[Verdict]:
+        """`worker`, one of the two sides, says that a move has failed.
+
+        If it owns the request under this epoch, the request is orphaned. The old owner may say so
+        too late, when it had not heard that ownership has moved: then nothing follows.
+        """
         entry = self._entries.get(move.request)
         if entry is None:
             return []
         copy = entry.copies.pop(move.epoch, None)
         if copy is not None:
             return [Disowned(move.request, copy.owner)]
-        if entry.owner is not None and entry.owner.epoch == move.epoch:
+        if entry.owner == Owner(worker, move.epoch):
             return self._orphan(move.request, entry)
         return []
 

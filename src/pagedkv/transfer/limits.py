@@ -17,7 +17,6 @@ class TransferLimits:
     patience: how long a sender goes on asking for room, and a receiver holds a complete copy for
         the front end's word.
     piece_bytes: largest payload of a message. window: messages with payload under way at a time.
-    rounds: of a live move; then the request is parked, however much remains.
     spare_blocks: free or cached blocks that a receiver keeps for the sequences it has.
     memory: how long the end of a move is remembered, for messages that come late.
     """
@@ -28,7 +27,6 @@ class TransferLimits:
     patience: float = 30.0
     piece_bytes: int = 4 << 20
     window: int = 4
-    rounds: int = 16
     spare_blocks: int = 0
     memory: float = 120.0
 

@@ -128,7 +128,7 @@ class Data(_OfMove, frozen=True):
 class Commit(_OfMove, frozen=True):
     """Sender: K/V of `total` tokens is all there is; the request stands still since.
 
-    state: a packed `SequenceState`. counts, ended: of each sample, the tokens that it has reported
+    state: see `pack_state`. counts, ended: of each sample, the tokens that it has reported
     and whether it has reported its end.
     """
 

@@ -373,7 +373,8 @@ class Receiver:
         if it is None:
             self._ended.setdefault(message.move, (now, message.reason))
             return []
-        if it.worker != worker or it.state is ReceiverState.OWNED:
+        decided_elsewhere = (ReceiverState.COMPLETE, ReceiverState.OWNED)  # by the front end
+        if it.worker != worker or it.state in decided_elsewhere:
             return []
         self._leave(it, message.reason, now)
         return [Abandoned(it.id, message.reason)]

@@ -80,7 +80,7 @@ class _Move:
     flying: deque[tuple[int, int]] = field(default_factory=deque)  # (number, stop)
     answered: int = 0  # number of the last message that a Nack has answered
     failures: int = 0  # in a row
-    rounds: int = 0
+    remaining: int = 2**31  # tokens missing there when the last round of a live move began
     asked_to_park: bool = False
     final: Commit | None = None
     committing: bool = False  # the Commit is under way
@@ -195,7 +195,7 @@ class Sender:
     ) -> list[Action]:
         """The request stands still; all K/V of `seq` is to be moved, then ownership.
 
-        The host keeps `seq` open until Released or Reclaimed. state: a packed SequenceState;
+        The host keeps `seq` open until Released or Reclaimed. state: of `pack_state`;
         counts, ended: what of each sample was reported. ValueError: it is parked already.
         """
         it = self._moves[move]
@@ -290,10 +290,10 @@ class Sender:
         if it.acked < it.goal or it.asked_to_park:
             return None
         remaining = length - it.acked
-        if remaining < size or it.rounds >= self._limits.rounds:
+        if remaining < size or remaining >= it.remaining:  # a further round would not gain on it
             it.asked_to_park = True
             return Park(it.id, remaining)
-        it.rounds += 1
+        it.remaining = remaining
         it.goal = length // size * size
         return None
 

@@ -1,73 +1,44 @@
-"""`SequenceState`: all that a request is, beside its K/V. Versioned msgpack, never pickle."""
+"""The state of a sequence as bytes: all that a request is, beside its K/V. Never pickle.
+
+What moves is what the scheduler takes in to go on with a request elsewhere, a `Resume`: its prompt,
+the tokens that each sample has drawn, parameters, seed, tenant, and times. Drawing is a function of
+(seed + index, position) and of the tokens, so there is no other state of a sampler, of penalties or
+of a grammar; stop strings are found by the front end, which does not move. Names of blocks are
+functions of the tokens, see `Naming`.
+"""
 
 from __future__ import annotations
+
+from typing import Any, TypeVar
 
 import msgspec
 
 from pagedkv.errors import PagedKVError
 
 STATE_VERSION = 1
+Kind = TypeVar("Kind")
+
+_ENCODER = msgspec.msgpack.Encoder()
 
 
 class StateError(PagedKVError, ValueError):
-    """Bytes that are no SequenceState of this version."""
+    """Bytes that are no sequence's state of this version."""
 
 
-class OutputState(msgspec.Struct, frozen=True, array_like=True):
-    """One sample or beam. tokens: drawn so far, int32 little-endian.
-
-    Drawing is a function of (seed + index, position) and of the tokens, so there is no other state
-    of a sampler, a penalty or a grammar to carry.
-    """
-
-    tokens: bytes
-    finish_reason: str | None = None
-    logprob: float = 0.0
+def pack_state(resume: Any) -> bytes:
+    """A few hundred bytes beside the tokens: a version, then msgpack. TypeError: no plain value."""
+    return bytes([STATE_VERSION]) + _ENCODER.encode(resume)
 
 
-class Clocks(msgspec.Struct, frozen=True, array_like=True):
-    """Ages in seconds when the state was made: the clocks of two workers differ. None: not yet."""
-
-    arrival: float = 0.0
-    admitted: float | None = None
-    first_token: float | None = None
-    last_token: float | None = None
-    deadline: float | None = None  # seconds that are left; below 0: it has passed
-
-
-class SequenceState(msgspec.Struct, frozen=True, array_like=True):
-    """A request with all its samples, as one that was preempted.
-
-    add: what the scheduler took in, packed by the engine without the prompt: sampling parameters,
-    seed, tenant, priority, SLOs. prompt: int32 little-endian. facts: what else the scheduler has
-    to know of it, by name (prefix hits of its first admission, prompt log-probabilities reported).
-    """
-
-    add: bytes
-    prompt: bytes
-    outputs: tuple[OutputState, ...]
-    clocks: Clocks = Clocks()
-    facts: dict[str, int | float] = {}
-
-
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(SequenceState)
-
-
-def pack_state(state: SequenceState) -> bytes:
-    """A few hundred bytes beside the tokens."""
-    return bytes([STATE_VERSION]) + _ENCODER.encode(state)
-
-
-def unpack_state(data: bytes) -> SequenceState:
-    """StateError: another version, or no state."""
+def unpack_state(data: bytes, kind: type[Kind]) -> Kind:
+    """The inverse of `pack_state`. StateError: another version, or no state of a `kind`."""
     if data[:1] != bytes([STATE_VERSION]):
         found = data[0] if data else "missing"
         raise StateError(
-            f"version {found} of a sequence's state: this worker reads {STATE_VERSION}; "
+            f"version {found} of a sequence's state, this worker reads {STATE_VERSION}: "
             "run the same release on all workers"
         )
     try:
-        return _DECODER.decode(data[1:])
-    except msgspec.DecodeError as error:
+        return msgspec.msgpack.decode(data[1:], type=kind)
+    except (msgspec.DecodeError, PagedKVError) as error:
         raise StateError(f"{len(data)} bytes are no sequence's state: {error}") from None

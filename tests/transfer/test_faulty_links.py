@@ -1,0 +1,89 @@
+"""A fault at every message, a death at every tick: nothing leaks, no token is lost or wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from moving_world import DEATHS, FRAME_FAULTS, PAYLOAD_FAULTS, World, hello
+
+PROMPT = list(range(10, 32))
+OUTPUT = 24
+MODES = ("prefilled", "live")
+SIZES = {"P": 4, "D": 3}
+
+
+def run(
+    mode: str, faults: Mapping[int, str], told: bool = True, kill: tuple[int, str] | None = None
+) -> World:
+    """A request is moved from P to D, which already has a part of its prompt."""
+    world = World([hello(n, 40, size) for n, size in SIZES.items()], faults, deaths_are_told=told)
+    world.submit("before", "D", PROMPT[:7], 1)
+    world.submit("r", "P", PROMPT, OUTPUT)
+    world.tick()
+    world.tick()
+    world.move("r", "D", mode)
+    for _ in range(600):
+        if kill is not None and world.ticks == kill[0]:
+            if kill[1] == "front":
+                world.front_alive = False
+            else:
+                world.kill(kill[1])
+        world.tick()
+        if world.idle and (kill is None or world.ticks > kill[0]):
+            break
+    else:
+        raise AssertionError(f"not idle: {world.network.kinds[-10:]}")
+    world.check_end()
+    return world
+
+
+BASELINE = {mode: run(mode, {}) for mode in MODES}
+
+
+@pytest.mark.parametrize("fault", [*FRAME_FAULTS, *PAYLOAD_FAULTS])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_fault_at_any_message_changes_nothing(mode: str, fault: str) -> None:
+    for number in range(BASELINE[mode].network.count):
+        world = run(mode, {number: fault})
+        assert world.raised == ["r"], f"message {number}"
+        assert not world.resumed, f"message {number}"
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("death", DEATHS)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_death_at_any_message_loses_nothing(mode: str, death: str, told: bool) -> None:
+    for number in range(BASELINE[mode].network.count):
+        run(mode, {number: death}, told)
+
+
+@pytest.mark.parametrize("who", ["P", "D", "front"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_death_at_any_tick_loses_nothing(mode: str, who: str) -> None:
+    for tick in range(2, BASELINE[mode].ticks):
+        run(mode, {}, kill=(tick, who))
+
+
+FAULTS = st.dictionaries(
+    st.integers(0, 60), st.sampled_from([*FRAME_FAULTS, *PAYLOAD_FAULTS]), max_size=12
+)
+
+
+@given(mode=st.sampled_from(MODES), faults=FAULTS)
+def test_many_faults_lose_nothing(mode: str, faults: dict[int, str]) -> None:
+    run(mode, faults)
+
+
+@given(
+    mode=st.sampled_from(MODES),
+    faults=FAULTS,
+    death=st.tuples(st.integers(0, 40), st.sampled_from(DEATHS)),
+    told=st.booleans(),
+)
+def test_many_faults_and_a_death_lose_nothing(
+    mode: str, faults: dict[int, str], death: tuple[int, str], told: bool
+) -> None:
+    run(mode, faults | {death[0]: death[1]}, told)

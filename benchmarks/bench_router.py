@@ -1,6 +1,6 @@
 """What does a routing decision cost, and how does that grow with the workers?
 
-A decision: naming the prompt's blocks as far as they are known, the look-up, the score of every
+A decision is naming the prompt's blocks as far as they are known, the look-up, the score of every
 worker, the choice. 1,000,000 (`--decisions`) of them with 1, 10, 100 and 1,000 workers; from 10
 on, half of them prefill and half decode, on hosts of 8. The bar: 99 of 100 take less than 1 ms.
 Times are those of the processor, so that other work on this machine does not count; the share that
@@ -201,7 +201,9 @@ def by_length(num_workers: int = 1000, runs: int = 200) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--decisions", type=int, default=1_000_000)
-    decisions = parser.parse_args().decisions
+    parser.add_argument("--workers", type=int, nargs="+", default=WORKERS)
+    arguments = parser.parse_args()
+    decisions = arguments.decisions
     texts = conversations()
     print_calibration()
     print(f"{decisions:,} decisions; microseconds")
@@ -209,7 +211,7 @@ def main() -> None:
         f"{'workers':>8}{'mean':>8}{'p50':>8}{'p99':>8}{'p99.9':>8}{'longest':>9}{'slow':>7}{'cached':>8}"
         f"{'names':>11}{'a report':>10}{'an event':>10}{'an end':>8}"
     )
-    for num_workers in WORKERS:
+    for num_workers in arguments.workers:
         run = Run(num_workers, texts)
         for number, (conversation, length) in zip(range(decisions), prompts(), strict=False):
             run.serve(number, conversation, texts[conversation, :length])

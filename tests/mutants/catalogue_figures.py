@@ -52,8 +52,8 @@ MUTANTS = (
         "a request that is aborted while it waits stays swapped out",
         ("mirrors", "terminal once"),
         "scheduling/roster.py",
-        "            self.swapped_out.discard(request.order)\n            if request in",
-        "            if request in",
+        "        self.swapped_out.discard(request.order)\n        if request in",
+        "        if request in",
         (_TALLY + "a_request_that_leaves_is_swapped_out_no_more",),
     ),
     Mutant(

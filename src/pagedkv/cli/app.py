@@ -27,6 +27,7 @@ from pagedkv.cli.replay import replay_log
 from pagedkv.cli.replay_run import replay
 from pagedkv.cli.serve import PASS_ON, serve
 from pagedkv.cli.simulate import serve as simulate_serve
+from pagedkv.cli.simulate_cluster import cluster
 from pagedkv.cli.simulate_memory import allocators, cache, memory
 from pagedkv.cli.top import top
 from pagedkv.errors import PagedKVError, ReportError
@@ -120,6 +121,7 @@ def invoke(args: list[str]) -> int:
     for command in (cache, memory, allocators):
         simulate.command()(command)
     simulate.command("serve")(simulate_serve)
+    simulate.command()(cluster)
     simulate.command()(replay)
     app.add_typer(simulate, name="simulate")
     bench = typer.Typer(

@@ -1,16 +1,22 @@
-"""A trace through a cluster of workers, each with the real loop, under one virtual clock."""
+"""A trace through a cluster of workers, each with the real loop, under one virtual clock.
+
+Scheduler, block manager, router, fence and the machines that move requests are those of a real
+cluster; steps and links take the time of a cost and of a `LinkModel`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
 from pagedkv.errors import ConfigError, PagedKVError
-from pagedkv.scheduling.messages import Delta
 from pagedkv.simulation.agenda import Agenda
 from pagedkv.simulation.executor import StepCost
+from pagedkv.simulation.front import Front
+from pagedkv.simulation.mover import MoveCounts
+from pagedkv.simulation.network import LinkModel, Network
 from pagedkv.simulation.objective import Objective
 from pagedkv.simulation.serve import (
     RequestTimes,
@@ -20,36 +26,101 @@ from pagedkv.simulation.serve import (
     request_times,
 )
 from pagedkv.simulation.trace import Trace
-from pagedkv.simulation.worker import Worker
+from pagedkv.simulation.worker import Surroundings, Worker
+from pagedkv.tiers.names import Namer
+from pagedkv.transfer.limits import TransferLimits
+from pagedkv.transfer.router import Router
+from pagedkv.transfer.routing import Link, Role, RouterConfig
+
+_LINK = LinkModel(bytes_per_second=25e9)
+# A piece takes the link so long; so many pieces bridge the steps for which answers have to wait.
+_PIECE_SECONDS, _WINDOW = 0.005, 64
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterShape:
-    """`workers` that do everything. ConfigError for fewer than one."""
+    """`workers` that do everything, or so many that prefill and so many that decode.
+
+    token_bytes: of K/V. ConfigError for a cluster that cannot serve anything.
+    """
 
     server: Server
-    workers: int
+    workers: int = 0
+    prefill: int = 0
+    decode: int = 0
+    token_bytes: int = 131_072
+    link: LinkModel = _LINK
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ConfigError(f"workers={self.workers}: give at least 1")
+        for name in ("workers", "prefill", "decode"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)}: give at least 0")
+        if not self.workers and not (self.prefill and self.decode):
+            raise ConfigError(
+                f"workers={self.workers}, prefill={self.prefill}, decode={self.decode}: give "
+                "workers, or both of the others"
+            )
+        if self.token_bytes < 1:
+            raise ConfigError(f"token_bytes={self.token_bytes}: give at least 1")
+        if not self.server.prefix_caching:
+            raise ConfigError("prefix_caching=False: moved requests are found by their names")
+
+    @property
+    def roles(self) -> list[tuple[str, Role]]:
+        """Names of the workers, and what they do."""
+        kinds: tuple[tuple[Role, str, int], ...] = (
+            ("both", "worker", self.workers),
+            ("prefill", "prefill", self.prefill),
+            ("decode", "decode", self.decode),
+        )
+        return [(f"{word}-{i}", role) for role, word, count in kinds for i in range(count)]
+
+    @property
+    def limits(self) -> TransferLimits:
+        """Pieces that suit the link. Nothing is lost here, so patience is for room alone."""
+        return TransferLimits(
+            lease=60.0,
+            retry=0.5,
+            patience=1e6,
+            piece_bytes=max(1, int(self.link.bytes_per_second * _PIECE_SECONDS)),
+            window=_WINDOW,
+            memory=60.0,
+        )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class WorkerUse:
-    """What a worker has done."""
+    """What a worker has done. busy_seconds: of its steps."""
 
+    name: str
+    role: Role
+    requests: int
     steps: int
     busy_seconds: float
-    requests: int
+    moves: MoveCounts
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkUse:
+    """bytes: of all messages. busy_seconds: of all ways out. waited_seconds: for a link."""
+
+    bytes: int
+    busy_seconds: float
+    waited_seconds: float
 
 
 @dataclass(slots=True)
 class ClusterRun:
-    """What came of a trace."""
+    """What came of a trace. decisions: of the router; num_events: of the simulation."""
 
     requests: list[RequestTimes]
     workers: list[WorkerUse] = field(default_factory=list)
+    network: NetworkUse = NetworkUse(0, 0.0, 0.0)
+    decisions: int = 0
+    failed_moves: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    num_events: int = 0
 
     @property
     def seconds(self) -> float:
@@ -58,13 +129,31 @@ class ClusterRun:
         return max(ends, default=0.0) - min(r.arrival for r in self.requests)
 
     @property
-    def arrival_seconds(self) -> float:
-        """From the first arrival to the last."""
-        return self.requests[-1].arrival - self.requests[0].arrival
+    def moves(self) -> MoveCounts:
+        """Of all workers together."""
+        return MoveCounts(
+            *(
+                sum(getattr(worker.moves, f.name) for worker in self.workers)
+                for f in fields(MoveCounts)
+            )
+        )
+
+    def ended(self, reason: str) -> int:
+        """Requests that ended with this reason; "shed": the router refused them."""
+        return sum(request.reason == reason for request in self.requests)
 
     def attainment(self, objective: Objective) -> float:
         """Share of the requests that were served well."""
         return self._served_well(objective) / len(self.requests)
+
+    def ttft_attainment(self, objective: Objective) -> float:
+        """Share of the requests whose first token came in time."""
+        return sum(objective.met(r.ttft, np.nan) for r in self.requests) / len(self.requests)
+
+    def tpot_attainment(self, objective: Objective) -> float:
+        """Of those with a first token, the share whose other tokens came in time."""
+        started = [r for r in self.requests if r.first_token is not None]
+        return sum(objective.met(0.0, r.tpot) for r in started) / len(started) if started else 0.0
 
     def goodput(self, objective: Objective) -> float:
         """Requests a second that were served well, a worker."""
@@ -77,50 +166,57 @@ class ClusterRun:
         )
 
 
-def serve_cluster(trace: Trace, shape: ClusterShape, cost: StepCost) -> ClusterRun:
+def serve_cluster(
+    trace: Trace,
+    shape: ClusterShape,
+    cost: StepCost,
+    *,
+    shed: Objective | None = None,
+    make_router: Callable[[RouterConfig], Router] = Router,
+) -> ClusterRun:
     """Runs every request of the trace to its end.
 
-    Requests are those of `serve`. The same inputs give the same run. ConfigError for settings that
-    cannot work.
+    Requests are those of `serve`. shed: the router refuses requests whose first token cannot come
+    in time. make_router: for whoever measures it.
+    The same inputs give the same run. ConfigError for settings that cannot work.
     """
+    server = shape.server
     arrivals = trace.arrivals if trace.arrivals is not None else np.zeros(len(trace))
-    run = ClusterRun(request_times(trace, arrivals))
-    agenda = Agenda()
-
-    def deliver(worker: Worker, deltas: Sequence[Delta]) -> None:
-        for delta in deltas:
-            request = run.requests[int(delta.request_id)]
-            if delta.token_ids:
-                request.tokens += len(delta.token_ids)
-                if request.first_token is None:
-                    request.first_token = agenda.now
-            if delta.finish_reason is not None:
-                request.end, request.reason = agenda.now, delta.finish_reason
-                load[worker.index] -= 1
-
-    workers = [Worker(i, shape.server, cost, agenda, deliver) for i in range(shape.workers)]
-    load = [0] * len(workers)
-    count = [0] * len(workers)
-    coming = make_requests(trace, arrivals, shape.server.max_model_len)
+    run = ClusterRun(request_times(trace, arrivals), prompt_tokens=int(trace.prompt_tokens.sum()))
+    agenda, network = Agenda(), Network(shape.link)
+    # Prompts of a trace that does not say what they share have nothing in common.
+    namer = None if trace.block_ids is None else Namer(b"simulated")
+    link = Link(shape.link.latency, shape.link.bytes_per_second)
+    config = RouterConfig(server.block_size, shape.token_bytes, link, link, max_held=len(trace))
+    front = Front(agenda, make_router(config), run.requests, namer, shed)
+    around = Surroundings(agenda, network, front, shape.token_bytes, shape.limits, namer)
+    for name, role in shape.roles:
+        front.workers[name] = Worker(name, role, server, cost, around)
+    for worker in front.workers.values():
+        worker.report()
+    coming = make_requests(trace, arrivals, server.max_model_len)
+    times = iter(arrivals.tolist())
 
     def arrive(now: float) -> None:
-        add = next(coming)
-        worker = workers[min(range(len(workers)), key=load.__getitem__)]
-        load[worker.index] += 1
-        count[worker.index] += 1
-        worker.receive(add)
-        i = int(add.request_id) + 1
-        if i < len(trace):
-            agenda.at(float(arrivals[i]), arrive)
+        front.arrive(next(coming))
+        soon = next(times, None)
+        if soon is not None:
+            agenda.at(soon, arrive)
 
-    agenda.at(float(arrivals[0]), arrive)
     with collecting_seldom():
+        agenda.at(next(times), arrive)
         agenda.run()
-    run.workers = [WorkerUse(w.num_steps, w.busy_seconds, count[w.index]) for w in workers]
     left = sum(request.end is None for request in run.requests)
     if left:
         raise PagedKVError(
             f"at {agenda.now:.6g} s {left} requests have not ended and nothing is due: the cluster "
             "has come to a standstill"
         )
+    run.workers = [
+        WorkerUse(w.name, w.role, w.num_requests, w.num_steps, w.busy_seconds, w.mover.counts)
+        for w in front.workers.values()
+    ]
+    run.network = NetworkUse(network.num_bytes, network.busy_seconds, network.waited_seconds)
+    run.decisions, run.failed_moves = front.num_decisions, front.num_failed_moves
+    run.cached_tokens, run.num_events = front.cached_tokens, agenda.num_done
     return run

@@ -176,12 +176,17 @@ class SimulatedRun:
 
     def percentiles(self, name: str) -> dict[str, float]:
         """P50, P90 and P99 of "ttft" or "tpot" in seconds, over the requests that have it."""
-        values = np.array([getattr(r, name) for r in self.requests])
-        values = values[~np.isnan(values)]
-        if not len(values):
-            return {}
-        marks = np.percentile(values, [50, 90, 99]).tolist()
-        return dict(zip(("p50", "p90", "p99"), marks, strict=True))
+        return percentiles(self.requests, name)
+
+
+def percentiles(requests: Sequence[RequestTimes], name: str) -> dict[str, float]:
+    """P50, P90 and P99 of "ttft" or "tpot" in seconds, over the requests that have it."""
+    values = np.array([getattr(r, name) for r in requests])
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return {}
+    marks = np.percentile(values, [50, 90, 99]).tolist()
+    return dict(zip(("p50", "p90", "p99"), marks, strict=True))
 
 
 def serve(

@@ -1,0 +1,72 @@
+"""`pagedkv simulate cluster`: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pagedkv.cli.main import run
+
+ASKED = ["--requests", "40", "--rate", "20", "--prompt-tokens", "60", "--output-tokens", "12"]
+SPLIT = ["--prefill-workers", "1", "--decode-workers", "2"]
+
+
+def test_a_split_cluster_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = []
+    for _ in range(2):
+        assert run(["simulate", "cluster", *SPLIT, *ASKED, "--json"]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    facts = json.loads(outputs[0])
+    assert (facts["requests"], facts["failed"], facts["shed"]) == (40, 0, 0)
+    assert facts["moves"]["received"] == facts["moves"]["sent"] > 30
+    assert facts["moves"]["blocks_sent"] > 100
+    assert facts["network"]["bytes"] > 0
+    assert facts["decisions"] == 40
+    assert [worker["role"] for worker in facts["workers"]] == ["prefill", "decode", "decode"]
+    assert facts["borne"] is (facts["attainment"] >= 0.9)
+    assert 0 < facts["goodput"] < 20 / 3
+
+
+def test_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "cluster", "--workers", "2", *ASKED]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    for fact in ("requests 40, 0 can never run", "a load that is borne", "router 40 decisions"):
+        assert fact in words
+
+
+def test_what_comes_too_late_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    hurry = ["--rate", "400", "--ttft", "0.2", "--shed"]
+    assert run(["simulate", "cluster", "--workers", "1", *ASKED, *hurry, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["shed"] > 0
+    assert run(["simulate", "cluster", "--workers", "1", *ASKED, *hurry]) == 0
+    assert "refused" in capsys.readouterr().out
+
+
+def test_a_trace_at_another_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "requests.csv"
+    rows = "".join(f"{i},64,5,0-3\n" for i in range(10))
+    path.write_text("arrival_s,prompt_tokens,output_tokens,block16_ids\n" + rows)
+    asked = ["--trace", str(path), "--speed", "2", "--json"]
+    assert run(["simulate", "cluster", *SPLIT, *asked]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert 4.5 < facts["seconds"] < 5.5
+    assert facts["moves"]["tokens_there"] > 0
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        ([], "give workers, or both of the others"),
+        (["--prefill-workers", "1"], "give workers, or both of the others"),
+        (["--workers", "1", "--ttft", "0"], "ttft=0.0"),
+        (["--workers", "1", "--network-gb", "0"], "bytes_per_second=0.0"),
+        (["--workers", "1", "--token-bytes", "0"], "token_bytes=0"),
+        (["--workers", "1", "--blocks", "0"], "num_blocks=0"),
+    ],
+)
+def test_what_is_refused(args: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "cluster", *args, *ASKED]) == 2
+    assert why.replace("num_blocks", "").lstrip("=") in capsys.readouterr().err

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -88,6 +89,7 @@ def probe(dtype: str) -> Limits:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # engines end, too
     options = parse()
     place = Place(options.peers.expanduser().absolute(), options.dtype)
     print_calibration()
@@ -98,7 +100,7 @@ def main() -> None:
     dtype: torch.dtype = getattr(torch, options.dtype)
     model = embedded_folder(dtype)
     workloads = chosen_workloads(model, options.seed, options.only)
-    settings, missing = catalogue(place, http=options.http)
+    settings, missing = catalogue(place, http=options.http, mixed=workloads.get("W2"))
     probes: list[Limits] = []
     with ExitStack() as stack:
         engines = []

@@ -16,9 +16,11 @@ import torch
 from pagedkv.engine.machine import granted_threads
 from pagedkv.models.embedded import EMBEDDED_MODEL, embedded_folder
 from peers.engines import Setting
+from peers.workloads import Workload
 
 OURS = "pagedkv"
 KV_BYTES = 2**30  # for K/V of every engine
+BLOCK = 16  # tokens of a block of ours
 SHARED = frozenset({"W3"})  # workloads over a common prefix
 PRELOADED = {
     "libtcmalloc_minimal.so.4": "apt-get install libtcmalloc-minimal4",
@@ -54,9 +56,17 @@ class Place:
         return found[0] if found else self.folder / places / name
 
 
-def catalogue(place: Place, *, http: bool = False) -> tuple[list[Setting], list[Missing]]:
-    """Ours first. http: ours through its server, and llama.cpp's server alone beside it."""
-    settings, missing = [ours_over_http(place) if http else ours(place)], []
+def catalogue(
+    place: Place, *, http: bool = False, mixed: Workload | None = None
+) -> tuple[list[Setting], list[Missing]]:
+    """Ours first. http: ours through its server, and llama.cpp's server alone beside it.
+
+    mixed: the workload that ours also runs in a pool that holds no more than it.
+    """
+    missing: list[Missing] = []
+    settings = [ours_over_http(place)] if http else [ours(place)]
+    if mixed is not None and not http:
+        settings.append(ours_just_enough(place, mixed))
     makers = (llamacpp,) if http else (llamacpp, vllm, openvino)
     for maker in makers:
         made, without = maker(place)
@@ -68,6 +78,14 @@ def catalogue(place: Place, *, http: bool = False) -> tuple[list[Setting], list[
 def ours(place: Place) -> Setting:
     options = {"model": EMBEDDED_MODEL, "dtype": place.dtype, "kv_bytes": KV_BYTES}
     return Setting(OURS, "preallocated", "peers.adapters.pagedkv", sys.executable, options)
+
+
+def ours_just_enough(place: Place, workload: Workload) -> Setting:
+    """As much K/V as llama.cpp takes, which makes its cache for the requests: to compare memory."""
+    blocks = sum(-(-(len(prompt) + output) // BLOCK) for prompt, output in workload.requests)
+    options = {"model": EMBEDDED_MODEL, "dtype": place.dtype, "num_blocks": blocks}
+    name, only = f"pool for {workload.name} alone", frozenset({workload.name})
+    return Setting(OURS, name, "peers.adapters.pagedkv", sys.executable, options, {}, only)
 
 
 def ours_over_http(place: Place) -> Setting:

@@ -201,6 +201,13 @@ def test_peers_that_are_not_there_are_named_with_a_remedy(tmp_path: Path) -> Non
     assert all("install.sh" in lack.remedy for lack in missing)
 
 
+def test_ours_is_also_tried_with_no_more_memory_than_the_requests_need(tmp_path: Path) -> None:
+    mixed = Workload("W2", "", ((list(range(16)), 1), (list(range(3)), 2)))
+    settings, _ = catalogue(Place(tmp_path, "bfloat16"), mixed=mixed)
+    assert [setting.options.get("num_blocks") for setting in settings] == [None, 2 + 1]
+    assert [setting.runs("W1") for setting in settings] == [True, False]
+
+
 def test_the_curve_of_decoding() -> None:
     both = {(1, 128): ([20.0, 10.0, 20.0], [10.0, 5.0, 10.0]), (8, 256): ([80.0], list[float]())}
     _, one, eight = curve_table(both)

@@ -1,6 +1,6 @@
 """This engine, in process, as a user of `LLM` has it.
 
-options: model, dtype, kv_bytes.
+options: model, dtype, and the size of the pool: kv_bytes or num_blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ class PagedKV(Engine):
         self._llm = LLM(
             options["model"],
             dtype=options["dtype"],
-            kv_cache_memory=options["kv_bytes"],
+            kv_cache_memory=options.get("kv_bytes"),
+            num_blocks=options.get("num_blocks"),
             preallocate=True,
         )
         self.info = {"version": pagedkv.__version__, "report": "; ".join(self._llm.report.lines())}

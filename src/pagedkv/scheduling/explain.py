@@ -211,6 +211,14 @@ def _end(entry: Decision, n: dict[str, Any]) -> str:
     return "ended: " + ", ".join(f"{why} after {_count(k, 'token')}" for why, k in pairs)
 
 
+def _park(entry: Decision, n: dict[str, Any]) -> str:
+    return f"stood still from step {entry.step} on with {_count(n['tokens'], 'token')}, to be moved"
+
+
+def _unpark(entry: Decision, n: dict[str, Any]) -> str:
+    return f"was not moved and went on in step {entry.step}"
+
+
 def _release(entry: Decision, n: dict[str, Any]) -> str:
     return "went elsewhere after " + ", ".join(_count(k, "token") for k in n["tokens"])
 
@@ -260,5 +268,7 @@ _WORDS = {
     "deadline": _message,
     "fail": _message,
     "end": _end,
+    "park": _park,
+    "unpark": _unpark,
     "release": _release,
 }

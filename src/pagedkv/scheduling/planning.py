@@ -86,17 +86,24 @@ class Planner:
             if tiering is not None and tiering.abandon():
                 continue
             short = True
-            if self.manager.num_draining_blocks:
-                # What a victim leaves is on its way out: who comes last waits for it.
+            active = [request for request in roster.running if not request.parked]
+            if len(active) > 1 and not self._stores:
+                self._preempt([*rows, *loads], now)
+            elif self._stores or roster.held_elsewhere:
+                # What a victim leaves is on its way out, or what is moved is: who comes last waits.
                 last = loads or rows
                 while last and not self._fits([*rows, *loads]):
                     drop_last(last)
                     last = loads or rows
                 return rows, loads, 0, short
-            if len(roster.running) > 1:
-                self._preempt([*rows, *loads], now)
             else:
-                self._deltas += roster.cut_short(roster.running[0])
+                self._deltas += roster.cut_short(active[0])
+
+    @property
+    def _stores(self) -> bool:
+        """Whether blocks that nobody holds any more are being stored below."""
+        tiering = self.tiering
+        return tiering is not None and tiering.busy and self.manager.num_draining_blocks > 0
 
     def _fits(self, rows: list[Row]) -> bool:
         # No row takes more than its full blocks, the ends of the first and last, and a copy.
@@ -267,7 +274,7 @@ class Planner:
         roster = self._roster
         waiting = roster.waiting.tenants
         yielding = roster.policy.yields_to(request, roster.running, waiting, size, total)
-        yielding = [other for other in yielding if other not in started]
+        yielding = [r for r in yielding if r not in started and not r.parked]
         if not yielding or self.config.admission == "max_tokens":  # which never preempts
             return False
         missing = max(1, short.blocks - short.room) if short is not None else 1

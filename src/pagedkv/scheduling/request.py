@@ -87,7 +87,7 @@ class Branch:
 
         Beams are compared when all of them have drawn: the last token waits for the others.
         """
-        if self.loading:
+        if self.loading or self.request.parked:
             return 0
         waits = len(self.members) == 1 and self.request.is_gathering
         end = self.known - waits
@@ -163,6 +163,7 @@ class Request:
         self.demoted = False  # given up in overload: stands behind those who can be served in time
         self.first_token_at: float | None = None  # seconds: the plan that drew it
         self.num_passings = 0  # plans that left it waiting for what another request computes
+        self.parked = False  # keeps its blocks and is in no step, for it is about to be moved
         self.started = False  # the first tokens have been drawn
         self.resumed = False  # it came with tokens that were drawn elsewhere
         self.num_cached_tokens = 0  # prefix hits of the first admission

@@ -62,6 +62,12 @@ class Roster:
         """Those that are open, by request in order of service."""
         return [branch for request in self.running for branch in request.branches]
 
+    @property
+    def held_elsewhere(self) -> bool:
+        """Whether blocks are held for requests that are being moved, away from here or to here."""
+        mine = sum(len(request.branches) for request in self.running if not request.parked)
+        return self.manager.num_open_sequences > mine or self.manager.num_draining_blocks > 0
+
     def has(self, request: Request) -> bool:
         """Whether the request has neither ended nor gone elsewhere."""
         return self.requests.get(request.id) is request

@@ -166,11 +166,34 @@ class Scheduler:
         self._expiry.watch(request)
         return self._end_at_limits(request)
 
+    # Moves to another scheduler: between two steps only (PagedKVError while one is in flight).
+
+    def park(self, request_id: str, now: float) -> Resume | None:
+        """Takes a running request out of the steps; it keeps its blocks, and nobody gets them.
+
+        Returns what it takes to go on elsewhere. None: it does not run, or its blocks are being
+        loaded: it cannot be parked now. KeyError: no such request is here.
+        """
+        self._no_flight()
+        self.log.at(self._num_steps, now)
+        request = self._roster.requests[request_id]
+        if not request.branches or any(branch.loading for branch in request.branches):
+            return None
+        request.parked = True
+        self.log.note("park", request.id, tokens=request.num_computed)
+        return resumable(request, now)
+
+    def unpark(self, request_id: str, now: float) -> None:
+        """A parked request goes on here. KeyError: no such request is here."""
+        self._no_flight()
+        self.log.at(self._num_steps, now)
+        self._roster.requests[request_id].parked = False
+        self.log.note("unpark", request_id)
+
     def release(self, request_id: str, now: float) -> Resume:
         """Gives up a request that has not ended: what it takes to go on elsewhere.
 
-        Its blocks are released, under their names. Not while a step is in flight (PagedKVError).
-        KeyError: no such request is here.
+        Its blocks are released, under their names. KeyError: no such request is here.
         """
         self._no_flight()
         self.log.at(self._num_steps, now)

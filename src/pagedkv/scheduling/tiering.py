@@ -159,6 +159,8 @@ class Tiering:
         for branch in branches:
             if branch.loading or not branch.below or branch.below[0][0] > branch.computed:
                 continue
+            if branch.request.parked:
+                continue
             stop = branch.below[0][0]
             for start, end in branch.below:
                 if start != stop:

@@ -26,7 +26,7 @@ def choose_victim(
     block_bytes: int | None = None,
     mode: str = "auto",
 ) -> Victim:
-    """Who yields its blocks. At least two requests run.
+    """Who yields its blocks. At least two requests run that are not parked.
 
     Never the first in order, so that it always makes progress. Of those whom the policy lets yield
     first, the one that loses least for each block that it gives up, weighed by how often it has
@@ -37,7 +37,7 @@ def choose_victim(
     with what the last ones have lost, if that is more. block_bytes, mode: see `recover`.
     """
     policy = roster.policy
-    others = roster.running[1:]
+    others = [request for request in roster.running if not request.parked][1:]
     classes = [policy.yield_class(request, now) for request in others]
     highest = max(classes)
     others = [r for r, its in zip(others, classes, strict=True) if its == highest]

@@ -1,4 +1,4 @@
-"""A request that is about to be moved stands still: it keeps its blocks, and nobody waits for ever."""
+"""A request that is about to be moved stands still: it keeps its blocks, and nobody starves."""
 
 from __future__ import annotations
 

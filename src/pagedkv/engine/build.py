@@ -60,15 +60,18 @@ def make_manager(
     width: int,
     available: int,
     *,
+    more_rows: int,
     prefix_caching: bool,
     sanitize: bool,
     replay_log: str | Path | None,
 ) -> BlockManager:
     """The block pool, with tables of `width` blocks. available: bytes of memory that are left.
 
+    more_rows: of the table, beyond those of sequences that run.
+
     ConfigError: the tables do not fit, or the replay log cannot be written.
     """
-    table_bytes = 4 * limits.seats * width
+    table_bytes = 4 * (limits.seats + more_rows) * width
     if table_bytes > available:
         raise ConfigError(
             f"max_num_seqs={limits.max_num_seqs} sequences of {width} blocks take a block table of "
@@ -79,7 +82,7 @@ def make_manager(
         num_blocks,
         block_size,
         prefix_caching=prefix_caching,
-        max_seqs=limits.seats,
+        max_seqs=limits.seats + more_rows,
         max_blocks_per_seq=width,
         sanitize=sanitize,
     )

@@ -54,6 +54,8 @@ class EngineCore:
         self._ids: set[str] = set()  # requests sent whose end was not handed out yet
         self._lock = threading.Lock()  # of `_ids`
         self._deltas: list[Delta] = []  # not handed out yet: a step that raises leaves some
+        # Whether blocks are held for requests that are being moved.
+        self.guests: Callable[[], bool] = _no_guests
 
     def send(self, message: Message) -> None:
         """Queues a message.
@@ -74,6 +76,22 @@ class EngineCore:
                 self._ids.add(message.request_id)
         self._messages.put(message)
 
+    def __contains__(self, request_id: object) -> bool:
+        """Whether the request was sent, and its end not handed out."""
+        with self._lock:
+            return request_id in self._ids
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Of all requests that were sent, and whose end was not handed out."""
+        with self._lock:
+            return list(self._ids)
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether a Recorder is told of what comes in."""
+        return self._recorder is not None
+
     def has_unfinished(self) -> bool:
         """Whether a `step` has anything to do or to hand out."""
         return bool(self._deltas) or self.scheduler.has_work or not self._messages.empty()
@@ -91,7 +109,7 @@ class EngineCore:
         finally:
             self._deltas += self.scheduler.take_deltas()
         sanitizer = self.scheduler.manager.sanitizer
-        if sanitizer is not None and not self.scheduler.has_work:
+        if sanitizer is not None and not self.scheduler.has_work and not self.guests():
             sanitizer.check_idle()
         deltas, self._deltas = self._deltas, []
         self._release_ids(deltas)
@@ -248,3 +266,7 @@ class EngineCore:
 
 def _no_clock() -> float:
     return 0.0
+
+
+def _no_guests() -> bool:
+    return False

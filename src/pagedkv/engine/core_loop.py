@@ -10,9 +10,24 @@ from typing import Any
 
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.facts import Facts
+from pagedkv.engine.moves import Moves
 from pagedkv.engine.picture import take_picture
 from pagedkv.engine.status import core_status
-from pagedkv.engine.wire import Answer, Ask, Batch, Close, Died, FromCore, ToCore
+from pagedkv.engine.wire import (
+    Answer,
+    Ask,
+    Batch,
+    Close,
+    Died,
+    Disown,
+    FromCore,
+    FromPeer,
+    Move,
+    MoveOrder,
+    Own,
+    PeerGone,
+    ToCore,
+)
 from pagedkv.errors import RequestError
 from pagedkv.scheduling.explain import explain
 from pagedkv.scheduling.messages import Abort, Add, Drain, Message, Resume
@@ -52,7 +67,8 @@ class CoreLoop:
 
     `send` may be called from any thread; `run` owns the core and calls `post`, in its thread, with
     a Batch at once and after every iteration, with Answers, and with Died when the core cannot go
-    on. clock: seconds, that of the requests' arrivals.
+    on. clock: seconds, that of the requests' arrivals. moves: of the core, if requests move between
+    it and others; they go on between the steps, and what they want sent is posted after the Batch.
     """
 
     def __init__(
@@ -61,8 +77,10 @@ class CoreLoop:
         post: Callable[[FromCore], None],
         *,
         clock: Callable[[], float] = time.monotonic,
+        moves: Moves | None = None,
     ) -> None:
-        self.core, self.clock = core, clock
+        self.core, self.clock, self._moves = core, clock, moves
+        self._stalled = False  # the last plan had no room for anything
         self._post = post
         self._inbox: queue.SimpleQueue[ToCore] = queue.SimpleQueue()
         self._applied = 0
@@ -78,6 +96,7 @@ class CoreLoop:
         self.thread = threading.get_ident()
         self._post(Batch((), None, 0, core_status(self.core)))
         while self._take_messages():
+            self._move_on()
             if not self.core.has_unfinished():
                 continue
             self.step_began = self.clock()
@@ -87,20 +106,52 @@ class CoreLoop:
                 self._post(Died(type(error).__name__, str(error)))
                 return False
             self.step_began = None
+            self._stalled = stats is None and not deltas
             self._post(Batch(tuple(deltas), stats, self._applied, core_status(self.core)))
+            self._move_on()
         return True
 
     def _take_messages(self) -> bool:
         """All that have come; waits for one if there is nothing else to do. False: it was Close."""
-        while not self._inbox.empty() or not self.core.has_unfinished():
-            match self._inbox.get():
+        while not self._inbox.empty() or self._idle:
+            try:
+                message = self._inbox.get(timeout=self._pause)
+            except queue.Empty:  # it is time to look at the moves
+                return True
+            self._stalled = False
+            match message:
                 case Close():
                     return False
                 case Ask() as ask:
                     self._post(self._answer(ask))
+                case Move() | FromPeer() | Own() | Disown() | PeerGone() as order:
+                    self._hand_to_moves(order)
                 case Add() | Abort() | Drain() | Resume() as message:
                     self._hand_over(message)
         return True
+
+    @property
+    def _idle(self) -> bool:
+        """Whether there is nothing to do before something comes."""
+        return not self.core.has_unfinished() or (self._stalled and self._moves is not None)
+
+    @property
+    def _pause(self) -> float | None:
+        """Seconds that may pass without a message. None: any time."""
+        moves = self._moves
+        return None if moves is None or not (moves.busy or self._stalled) else moves.pause
+
+    def _hand_to_moves(self, order: MoveOrder) -> None:
+        if self._moves is not None:
+            self._moves.handle(order, self.clock())
+            self._move_on()
+
+    def _move_on(self) -> None:
+        """Between two steps: moves go on, as far as they can."""
+        if self._moves is not None:
+            self._moves.advance(self.clock(), self._stalled)
+            for news in self._moves.take_news():
+                self._post(news)
 
     def _hand_over(self, message: Message) -> None:
         self._applied += 1

@@ -9,11 +9,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from pagedkv.attention.interface import AttentionBackend, AttentionBatch
+from pagedkv.attention.interface import AttentionBackend, AttentionBatch, KVSpec
 from pagedkv.engine.grammar import Grammars
 from pagedkv.engine.sampler import draw_all, log_softmax, score_token
 from pagedkv.engine.transfers import Mover
 from pagedkv.models.decoder import Decoder
+from pagedkv.models.fingerprint import model_digest
 from pagedkv.scheduling.step import (
     Float32,
     Int32,
@@ -50,10 +51,20 @@ class ModelExecutor:
         grammars: Grammars | None = None,
     ) -> None:
         self._decoder, self._backend, self._grammars = decoder, backend, grammars
-        self._mover = None if tier is None else Mover(_Payloads(backend), tier)
+        self.payloads = BackendPayloads(backend)
+        self._mover = None if tier is None else Mover(self.payloads, tier)
         self._mirror = TableMirror()
         self._pending: tuple[Step, AttentionBatch] | None = None
         self._logits = torch.empty(0, decoder.config.vocab_size)
+
+    @property
+    def spec(self) -> KVSpec:
+        """The shape of the K/V store."""
+        return self._backend.spec
+
+    def model_digest(self) -> bytes:
+        """What K/V depend on beside the tokens and `spec`. Reads every weight once."""
+        return model_digest(self._decoder)
 
     def submit(self, step: Step) -> Ticket:
         tables = self._mirror.apply(step, self._backend.spec.block_size)
@@ -119,7 +130,7 @@ class ModelExecutor:
         return self._logits
 
 
-class _Payloads:
+class BackendPayloads:
     """The blocks of an attention backend as bytes, in the canonical layout."""
 
     def __init__(self, backend: AttentionBackend) -> None:
@@ -129,6 +140,9 @@ class _Payloads:
         data = self._backend.read_blocks(blocks).cpu().contiguous().view(torch.uint8)
         payloads: UInt8 = data.numpy().reshape(len(blocks), -1)
         return payloads
+
+    def copy(self, copies: Int32) -> None:
+        self._backend.copy_blocks(copies)
 
     def write(self, blocks: Int32, data: UInt8) -> None:
         spec = self._backend.spec

@@ -90,6 +90,7 @@ class LLM:
     record: file for all that the scheduler is told, token ids included, and decides, for
         `pagedkv simulate replay`.
     tiers: where blocks go that leave the pool, see `TierConfig`; `close` completes what is on disk.
+    max_moves: requests that may be on their way here from other workers at once, see `open_moves`.
 
     `engine` is the LLMEngine, `report` what was chosen, `folder` where the model lies, `tier` the
     uppermost one below the pool, or None; `tier.off` says why one is not used any more. The logger
@@ -125,6 +126,7 @@ class LLM:
         decision_log: str | Path | None = None,
         record: str | Path | None = None,
         tiers: TierConfig | None = None,
+        max_moves: int = 0,
     ) -> None:
         if not isinstance(dtype, str) or dtype not in DTYPES:
             raise ConfigError(f"dtype={dtype!r}: use one of {', '.join(DTYPES)}")
@@ -132,6 +134,7 @@ class LLM:
         check_integer("max_num_seqs", max_num_seqs, 1, MAX_NUM_SEQS)
         check_integer("max_num_batched_tokens", max_num_batched_tokens, 1, 2**31 - 1)
         check_integer("seed", seed, -(2**63))
+        check_integer("max_moves", max_moves, 0, MAX_NUM_SEQS)
         for name, value, low in (
             ("num_blocks", num_blocks, 1),
             ("kv_cache_memory", kv_cache_memory, 0),
@@ -199,6 +202,7 @@ class LLM:
             block_size,
             width,
             memory.available,
+            more_rows=max_moves,
             prefix_caching=enable_prefix_caching,
             sanitize=sanitize,
             replay_log=replay_log,

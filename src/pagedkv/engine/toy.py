@@ -56,9 +56,14 @@ def chain(before: UInt64, tokens: Int32, positions: Int64) -> UInt64:
     return mix(before ^ mix(here))
 
 
+# Of a payload, in the canonical layout: a layer of a head of two float32, which are only carriers.
+# K of a slot is its fingerprint; V is its token, and whether it is written.
+NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM = 1, 1, 2
+
+
 def payload_bytes(block_size: int) -> int:
-    """Bytes of a block of the toy model: token, fingerprint and whether it is written, a slot."""
-    return block_size * 13
+    """Bytes of a block of the toy model."""
+    return NUM_LAYERS * 2 * block_size * NUM_KV_HEADS * HEAD_DIM * 4
 
 
 class ToyExecutor:
@@ -137,23 +142,29 @@ class ToyExecutor:
         """Payloads of whole blocks, unwritten slots included."""
         if self.sanitizer is not None:
             self.sanitizer.check_blocks(blocks)
-        size = self.block_size
-        parts = [
-            array.reshape(-1, size)[blocks].view(np.uint8).reshape(len(blocks), -1)
-            for array in (self.tokens, self.prints, self.written)
-        ]
-        return np.concatenate(parts, axis=1)
+        count, size = len(blocks), self.block_size
+        words = np.empty((count, 2, size, 2), np.uint32)
+        words[:, 0] = self.prints.reshape(-1, size)[blocks].view(np.uint32).reshape(count, size, 2)
+        words[:, 1, :, 0] = self.tokens.reshape(-1, size)[blocks]
+        words[:, 1, :, 1] = self.written.reshape(-1, size)[blocks]
+        return words.view(np.uint8).reshape(count, -1)
 
     def write(self, blocks: Int32, data: UInt8) -> None:
         """Whole blocks from their payloads."""
         if self.sanitizer is not None:
             self.sanitizer.check_fills(blocks)
-        at, size = 0, self.block_size
-        for array in (self.tokens, self.prints, self.written):
-            width = size * array.itemsize
-            part = np.ascontiguousarray(data[:, at : at + width])
-            array.reshape(-1, size)[blocks] = part.view(array.dtype)
-            at += width
+        count, size = len(blocks), self.block_size
+        words = np.ascontiguousarray(data).view(np.uint32).reshape(count, 2, size, 2)
+        prints = np.ascontiguousarray(words[:, 0]).view(np.uint64).reshape(count, size)
+        self.prints.reshape(-1, size)[blocks] = prints
+        self.tokens.reshape(-1, size)[blocks] = words[:, 1, :, 0]
+        self.written.reshape(-1, size)[blocks] = words[:, 1, :, 1] != 0
+
+    def copy(self, copies: Int32) -> None:
+        """Copies of blocks outside of a step."""
+        if self.sanitizer is not None:
+            self.sanitizer.check_copies(copies)
+        self._copy(copies)
 
     def _copy(self, copies: Int32) -> None:
         """Copies filled slots; what else stood in the destinations is gone."""

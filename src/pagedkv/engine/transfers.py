@@ -23,6 +23,10 @@ class Payloads(Protocol):
 
     def write(self, blocks: Int32, data: UInt8) -> None: ...
 
+    def copy(self, copies: Int32) -> None:
+        """Int32 [c, 3]: source block, destination block, filled slots."""
+        ...
+
 
 class Mover:
     """Moves whole blocks between `payloads` and `tier`, the uppermost one.

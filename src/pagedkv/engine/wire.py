@@ -72,6 +72,76 @@ class Close(msgspec.Struct, frozen=True, tag=True):
     """Run nothing more, complete the files, end."""
 
 
+# Of requests that move between workers. A core knows a request as "<request_id>@<epoch>".
+
+
+class Move(msgspec.Struct, frozen=True, tag=True):
+    """Move a request to worker `to`, which will own it under `epoch`.
+
+    mode: "prefilled": K/V go while the prompt is computed, and it stands still when its first token
+    is drawn. "live": it goes on until less than a block is missing there.
+    """
+
+    request_id: str
+    epoch: int
+    to: str
+    mode: str = "prefilled"
+
+
+class FromPeer(msgspec.Struct, frozen=True, tag=True):
+    """What another worker has sent."""
+
+    worker: str
+    frame: bytes
+
+
+class Own(msgspec.Struct, frozen=True, tag=True):
+    """The request is this core's from now on, under this epoch."""
+
+    request_id: str
+    epoch: int
+
+
+class Disown(msgspec.Struct, frozen=True, tag=True):
+    """What is here of the request under this epoch is given up, without a word."""
+
+    request_id: str
+    epoch: int
+
+
+class PeerGone(msgspec.Struct, frozen=True, tag=True):
+    """The worker has died, or cannot be reached any more."""
+
+    worker: str
+
+
+class ToPeer(msgspec.Struct, frozen=True, tag=True):
+    """To be handed to worker `worker`, as FromPeer of this one."""
+
+    worker: str
+    frame: bytes
+
+
+class Complete(msgspec.Struct, frozen=True, tag=True):
+    """All K/V of a request that is moved here has come; Own or Disown is the answer.
+
+    counts, ended: of each sample, what its owner so far had reported when it stood still.
+    """
+
+    request_id: str
+    epoch: int
+    counts: tuple[int, ...]
+    ended: tuple[bool, ...]
+
+
+class MoveFailed(msgspec.Struct, frozen=True, tag=True):
+    """From the old owner: the request goes on there. From the new one: it is not there."""
+
+    request_id: str
+    epoch: int
+    reason: str
+
+
 class _Add(msgspec.Struct, frozen=True, tag="Add"):
     message: Add
 
@@ -88,8 +158,10 @@ class _Resume(msgspec.Struct, frozen=True, tag="Resume"):
     message: Resume
 
 
-ToCore = Message | Ask | Configure | Close
-FromCore = Ready | Batch | Answer | Died
+MoveOrder = Move | FromPeer | Own | Disown | PeerGone
+MoveNews = ToPeer | Complete | MoveFailed
+ToCore = Message | Ask | Configure | Close | MoveOrder
+FromCore = Ready | Batch | Answer | Died | MoveNews
 
 _FRAMES = {Add: _Add, Abort: _Abort, Drain: _Drain, Resume: _Resume}
 
@@ -109,9 +181,9 @@ def _decode(kind: Any, value: Any) -> Any:
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode)
 _TO_CORE = msgspec.msgpack.Decoder(
-    _Add | _Abort | _Drain | _Resume | Ask | Configure | Close, dec_hook=_decode
+    _Add | _Abort | _Drain | _Resume | Ask | Configure | Close | MoveOrder, dec_hook=_decode
 )
-_FROM_CORE = msgspec.msgpack.Decoder(Ready | Batch | Answer | Died, dec_hook=_decode)
+_FROM_CORE = msgspec.msgpack.Decoder(Ready | Batch | Answer | Died | MoveNews, dec_hook=_decode)
 
 
 def pack(frame: ToCore | FromCore) -> bytes:

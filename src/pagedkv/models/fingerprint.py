@@ -46,6 +46,18 @@ def _rows(matrix: Matrix) -> Iterator[torch.Tensor]:
             yield matrix[first:last].cpu()
 
 
+def model_digest(decoder: Decoder) -> bytes:
+    """What two processes have in common only if they have the same model, and read it alike.
+
+    Unlike `kv_fingerprint` it says nothing of blocks, and of kernels, whose last bits may differ:
+    between machines whose kernels differ K/V are as good, and results no longer bit-identical.
+    """
+    facts = f"layout {LAYOUT_VERSION}; {decoder.config!r}; "
+    digest = hashlib.blake2b(facts.encode(), digest_size=32)
+    digest.update(weights_digest(decoder.weights))
+    return digest.digest()
+
+
 def kv_fingerprint(decoder: Decoder, spec: KVSpec, kernels: str) -> bytes:
     """What two processes have in common only if the K/V of one will do for the other.
 

@@ -184,11 +184,13 @@ class Scheduler:
         return resumable(request, now)
 
     def unpark(self, request_id: str, now: float) -> None:
-        """A parked request goes on here. KeyError: no such request is here."""
+        """If it was parked, the request goes on here. KeyError: no such request is here."""
         self._no_flight()
-        self.log.at(self._num_steps, now)
-        self._roster.requests[request_id].parked = False
-        self.log.note("unpark", request_id)
+        request = self._roster.requests[request_id]
+        if request.parked:
+            request.parked = False
+            self.log.at(self._num_steps, now)
+            self.log.note("unpark", request_id)
 
     def release(self, request_id: str, now: float) -> Resume:
         """Gives up a request that has not ended: what it takes to go on elsewhere.

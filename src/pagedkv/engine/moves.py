@@ -1,0 +1,346 @@
+"""The host of a core's transfer machines: requests that move to other workers, and from them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from pagedkv.cache import OutOfSequences, SeqId
+from pagedkv.engine.core import EngineCore
+from pagedkv.engine.move_state import pack_resume, unpack_resume
+from pagedkv.engine.transfers import Payloads
+from pagedkv.engine.transports import Transport
+from pagedkv.engine.wire import (
+    Complete,
+    Disown,
+    FromPeer,
+    Move,
+    MoveFailed,
+    MoveNews,
+    MoveOrder,
+    Own,
+    PeerGone,
+    ToPeer,
+)
+from pagedkv.errors import ConfigError, PagedKVError
+from pagedkv.scheduling.request import Request
+from pagedkv.transfer.actions import (
+    Abandoned,
+    Action,
+    Completed,
+    Copy,
+    Free,
+    Park,
+    Reclaimed,
+    Released,
+    Resumed,
+    Send,
+    SendData,
+    Write,
+)
+from pagedkv.transfer.endpoint import Endpoint
+from pagedkv.transfer.limits import TransferLimits
+from pagedkv.transfer.messages import (
+    Commit,
+    Data,
+    Deny,
+    FrameError,
+    Hello,
+    Message,
+    MoveId,
+    Naming,
+    Reserve,
+    pack,
+    unpack,
+)
+from pagedkv.transfer.payload import as_blocks, filled, store
+from pagedkv.transfer.sender import Mode
+
+# Looks at the clock while messages are awaited, in one `TransferLimits.retry`.
+_TICKS = 4
+
+
+@dataclass(slots=True)
+class _Leaving:
+    """A request that is being moved away. request_id: its id here.
+
+    prompt: an own sequence with what its samples have in common, once they have parted.
+    """
+
+    request_id: str
+    mode: str
+    to_park: bool = False
+    parked: bool = False
+    prompt: SeqId | None = None
+
+
+class Moves:
+    """Carries out what the machines of `transfer` want, between two steps, by the stepping thread.
+
+    core: its requests' ids are "<id>@<epoch>". ours: what this worker is. Sequences that come in
+    take rows of the block table beyond those of the scheduler: as many as `max_seqs` is more than
+    its seats. `news` collects what is to be sent, in order.
+
+    What moves is a whole request. The K/V of a lone sample goes with it; of a group the prompt's,
+    for samples that have parted are resumed along their fork tree, as after a preemption.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        payloads: Payloads,
+        transport: Transport,
+        ours: Hello,
+        limits: TransferLimits | None = None,
+    ) -> None:
+        self.core, self._scheduler, self._manager = core, core.scheduler, core.scheduler.manager
+        self._payloads, self._transport = payloads, transport
+        self._rows = self._manager.max_seqs - self._scheduler.config.seats
+        if self._rows < 1:
+            raise ConfigError(
+                f"the block table has max_seqs={self._manager.max_seqs}, all for requests that "
+                "run: give it more, for those that are moved here"
+            )
+        if core.is_recorded:
+            raise ConfigError(
+                "a recording does not hold what other workers send: leave `record` out where "
+                "requests are moved"
+            )
+        self.endpoint = Endpoint(self._manager, ours, limits)
+        self.news: list[MoveNews] = []
+        self._leaving: dict[MoveId, _Leaving] = {}
+        self._early: list[Move] = []  # of requests that the scheduler has not taken in yet
+        self._owned: set[MoveId] = set()  # resumed here, and not admitted yet
+        self._next_tick = 0.0
+        self.moved_tokens = 0  # K/V received and written, in tokens, since the start
+        core.guests = lambda: bool(self._leaving or self.endpoint.receiver.moves)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way: `advance` is to be called every `pause` seconds then."""
+        endpoint = self.endpoint
+        return bool(endpoint.sender.moves or endpoint.receiver.moves or self._early)
+
+    @property
+    def pause(self) -> float:
+        """Seconds between two looks at the clock."""
+        return self.endpoint.limits.retry / _TICKS
+
+    def take_news(self) -> list[MoveNews]:
+        """What is to be sent since the last call."""
+        news, self.news = self.news, []
+        return news
+
+    # ---- what comes in ------------------------------------------------------------------------
+
+    def handle(self, order: MoveOrder, now: float) -> None:
+        """Takes a frame of the front end or of another worker. Broken ones change nothing."""
+        endpoint = self.endpoint
+        match order:
+            case Move():
+                self._begin(order, now)
+            case FromPeer(worker, frame):
+                try:
+                    message = unpack(frame)
+                except FrameError:
+                    return
+                self._carry_out(self._heard(worker, message, now), now)
+            case Own():
+                self._carry_out(endpoint.own(MoveId(order.request_id, order.epoch), now), now)
+            case Disown():
+                self._disown(MoveId(order.request_id, order.epoch), now)
+            case PeerGone(worker):
+                self._carry_out(endpoint.peer_gone(worker, now), now)
+
+    def advance(self, now: float, stalled: bool = False) -> None:
+        """Goes on with all moves: after each step, after messages, and as time passes.
+
+        stalled: the last plan had no room for anything. What is kept for requests that have come,
+        and do not run yet, is let go of then: it may be evicted, and computed again.
+        """
+        endpoint = self.endpoint
+        early, self._early = self._early, []
+        for order in early:
+            self._begin(order, now)
+        for move in list(self._leaving):
+            self._progress(move, now)
+        for move in list(self._owned):
+            request = self._scheduler.roster.requests.get(move.owned_id)
+            running = request is not None and bool(request.branches)
+            if running or stalled or move.owned_id not in self.core:
+                self._owned.discard(move)
+                self._carry_out(endpoint.admitted(move, now), now)
+        if now >= self._next_tick:
+            self._next_tick = now + self.pause
+            self._carry_out(endpoint.tick(now), now)
+
+    def close(self) -> None:
+        """Nothing is sent or received any more. Moves under way are left where they are."""
+        self._transport.close()
+
+    # ---- leaving ------------------------------------------------------------------------------
+
+    def _begin(self, order: Move, now: float) -> None:
+        move = MoveId(order.request_id, order.epoch)
+        found = self._newest(order.request_id, order.epoch)
+        if found is None:
+            reason = f"request {order.request_id!r} is not at worker {self.endpoint.ours.worker!r}"
+            self.news.append(MoveFailed(*move, reason))
+            return
+        request = self._scheduler.roster.requests.get(found)
+        if request is None:  # it is sent, and taken in by the next step
+            self._early.append(order)
+            return
+        if move in self._leaving:
+            return
+        self._leaving[move] = _Leaving(found, order.mode)
+        mode: Mode = "prefilled" if order.mode == "prefilled" else "live"
+        actions = self.endpoint.start(
+            move,
+            order.to,
+            request.common_tokens(),
+            Naming(request.namespace, request.public),
+            mode,
+            self._manager.block_size,
+            now,
+        )
+        self._carry_out(actions, now)
+
+    def _newest(self, request_id: str, below: int) -> str | None:
+        """The id here of a request, of several the one with the highest epoch below this."""
+        epochs = []
+        for owned_id in self.core.request_ids:
+            name, _, epoch = owned_id.rpartition("@")
+            if name == request_id and epoch.isdecimal() and int(epoch) < below:
+                epochs.append(int(epoch))
+        return MoveId(request_id, max(epochs)).owned_id if epochs else None
+
+    def _progress(self, move: MoveId, now: float) -> None:
+        leaving = self._leaving[move]
+        request = self._scheduler.roster.requests.get(leaving.request_id)
+        if request is None:  # it has ended
+            self._forget(move)
+            self._carry_out(self.endpoint.cancel(move, "the request has ended"), now)
+            return
+        if not request.branches:  # it was preempted
+            return
+        try:
+            seq = self._sequence(leaving, request)
+        except OutOfSequences as error:
+            self._forget(move)
+            self._carry_out(self.endpoint.cancel(move, str(error)), now)
+            self.news.append(MoveFailed(*move, str(error)))
+            return
+        self._carry_out(self.endpoint.progress(move, seq, now), now)
+        if leaving.mode == "prefilled" and request.started:
+            leaving.to_park = True
+        if leaving.to_park and not leaving.parked and move in self.endpoint.sender:
+            resume = self._scheduler.park(leaving.request_id, now)
+            if resume is not None:
+                leaving.parked = True
+                # The beams of a search are not reported before its end.
+                silent = request.search is not None
+                counts = [0 if silent else len(output.tokens) for output in resume.outputs]
+                ended = [output.finish_reason is not None for output in resume.outputs]
+                state = pack_resume(resume, now)
+                self._carry_out(
+                    self.endpoint.parked(move, seq, state, tuple(counts), tuple(ended), now), now
+                )
+
+    def _sequence(self, leaving: _Leaving, request: Request) -> SeqId:
+        """The sequence whose K/V go. OutOfSequences: there is no row for it."""
+        branch = request.branches[0]
+        if not request.started or len(request.outputs) == 1:
+            return branch.seq
+        if leaving.prompt is None:
+            (leaving.prompt,) = self._manager.fork(branch.seq)
+            self._manager.truncate(leaving.prompt, request.prompt_length)
+        return leaving.prompt
+
+    def _forget(self, move: MoveId) -> _Leaving | None:
+        leaving = self._leaving.pop(move, None)
+        if leaving is not None and leaving.prompt is not None:
+            self._manager.close(leaving.prompt)
+        return leaving
+
+    def _disown(self, move: MoveId, now: float) -> None:
+        """Who owns a request is decided elsewhere: neither the front end nor a peer is told."""
+        for mine in [m for m, it in self._leaving.items() if it.request_id == move.owned_id]:
+            self._forget(mine)
+            told = self.endpoint.cancel(mine, "it has another owner")
+            self._carry_out([action for action in told if not isinstance(action, Send)], now)
+        if move in self.endpoint.receiver:
+            why = "the front end has given this copy up"
+            self._carry_out(self.endpoint.disown(move, why, now), now)
+        if move.owned_id in self._scheduler:
+            self.core.release(move.owned_id, now)
+
+    # ---- coming -------------------------------------------------------------------------------
+
+    def _heard(self, worker: str, message: Message, now: float) -> list[Action]:
+        receiver = self.endpoint.receiver
+        if isinstance(message, Reserve) and message.move not in receiver:
+            prompts = sum(it.prompt is not None for it in self._leaving.values())
+            if len(receiver.moves) + prompts >= self._rows:
+                reason = f"{self._rows} sequences are on their way here, no more can be"
+                deny = Deny(*message.move, reason=reason, retry_after=self.endpoint.limits.retry)
+                return [Send(worker, deny)]
+        return self.endpoint.handle(worker, message, now)
+
+    def _resume(self, move: MoveId, commit: Commit, now: float) -> list[Action]:
+        try:
+            self.core.send(unpack_resume(commit.state, move, now))
+        except (PagedKVError, msgspec.DecodeError) as error:
+            return [*self.endpoint.admitted(move, now), Abandoned(move, str(error))]
+        self._owned.add(move)
+        return []
+
+    def _write(self, action: Write, now: float) -> list[Action]:
+        theirs, data = self.endpoint.peer(action.worker), action.data
+        blocks = as_blocks(data, theirs, self._transport.get(data.payload))
+        bad = store(action, blocks, self.endpoint.ours, theirs, self._payloads)
+        self.moved_tokens += (data.stop if bad is None else max(action.start, bad)) - action.start
+        return self.endpoint.written(action.move, bad, now)
+
+    # ---- carrying out -------------------------------------------------------------------------
+
+    def _carry_out(self, actions: Iterable[Action], now: float) -> None:
+        todo = deque(actions)
+        while todo:
+            action = todo.popleft()
+            match action:
+                case Send(to, message):
+                    self.news.append(ToPeer(to, pack(message)))
+                case SendData(to, data):
+                    self.news.append(ToPeer(to, pack(self._filled(action, data))))
+                case Free(move, number):
+                    self._transport.free(move, number)
+                case Write():
+                    todo.extendleft(reversed(self._write(action, now)))
+                case Copy(copies):
+                    self._payloads.copy(copies)
+                case Park(move, _):
+                    self._leaving[move].to_park = True
+                case Released(move):
+                    leaving = self._forget(move)
+                    if leaving is not None and leaving.request_id in self._scheduler:
+                        self.core.release(leaving.request_id, now)
+                case Reclaimed(move, reason):
+                    leaving = self._forget(move)
+                    if leaving is not None and leaving.request_id in self._scheduler:
+                        self._scheduler.unpark(leaving.request_id, now)
+                    self.news.append(MoveFailed(*move, reason))
+                case Completed(move, counts, ended):
+                    self.news.append(Complete(*move, counts, ended))
+                case Resumed(move, commit):
+                    todo.extendleft(self._resume(move, commit, now))
+                case Abandoned(move, reason):
+                    self.news.append(MoveFailed(*move, reason))
+
+    def _filled(self, action: SendData, data: Data) -> Data:
+        blocks = np.ascontiguousarray(self._payloads.read(action.blocks))
+        return filled(action, blocks, self._transport.put(data.move, data.number, blocks))

@@ -179,7 +179,7 @@ class Cluster:
                 self.act(self.fence.complete(MoveId(request, epoch), counts, ended))
             case MoveFailed():
                 self.failed.append(news)
-                self.act(self.fence.move_failed(MoveId(news.request_id, news.epoch)))
+                self.act(self.fence.move_failed(MoveId(news.request_id, news.epoch), worker.name))
 
     def deliver(self, delta: Delta) -> None:
         move = split_owned_id(delta.request_id)

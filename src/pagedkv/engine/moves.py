@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import msgspec
 import numpy as np
 
 from pagedkv.cache import OutOfSequences, SeqId
 from pagedkv.engine.core import EngineCore
-from pagedkv.engine.move_state import pack_resume, unpack_resume
 from pagedkv.engine.transfers import Payloads
 from pagedkv.engine.transports import Transport
 from pagedkv.engine.wire import (
@@ -27,6 +25,7 @@ from pagedkv.engine.wire import (
     ToPeer,
 )
 from pagedkv.errors import ConfigError, PagedKVError
+from pagedkv.scheduling.messages import Resume
 from pagedkv.scheduling.request import Request
 from pagedkv.transfer.actions import (
     Abandoned,
@@ -59,6 +58,7 @@ from pagedkv.transfer.messages import (
 )
 from pagedkv.transfer.payload import as_blocks, filled, store
 from pagedkv.transfer.sender import Mode
+from pagedkv.transfer.state import pack_state, unpack_state
 
 # Looks at the clock while messages are awaited, in one `TransferLimits.retry`.
 _TICKS = 4
@@ -246,7 +246,7 @@ class Moves:
                 silent = request.search is not None
                 counts = [0 if silent else len(output.tokens) for output in resume.outputs]
                 ended = [output.finish_reason is not None for output in resume.outputs]
-                state = pack_resume(resume, now)
+                state = pack_state(resume)
                 self._carry_out(
                     self.endpoint.parked(move, seq, state, tuple(counts), tuple(ended), now), now
                 )
@@ -293,8 +293,10 @@ class Moves:
 
     def _resume(self, move: MoveId, commit: Commit, now: float) -> list[Action]:
         try:
-            self.core.send(unpack_resume(commit.state, move, now))
-        except (PagedKVError, msgspec.DecodeError) as error:
+            resume = unpack_state(commit.state, Resume)
+            add = replace(resume.add, request_id=move.owned_id)
+            self.core.send(replace(resume, add=add))
+        except PagedKVError as error:  # such as another release's state
             return [*self.endpoint.admitted(move, now), Abandoned(move, str(error))]
         self._owned.add(move)
         return []

@@ -85,6 +85,7 @@ class Live:
     limit: int
     seq: SeqId | None = None
     parked: bool = False
+    waits: int = 0  # steps until it is admitted
     mode: Mode | None = None  # of the move under way
     move: MoveId | None = None
 
@@ -173,7 +174,9 @@ class Worker:
 
     def step(self) -> None:
         for request in list(self.requests.values()):
-            if not request.parked:
+            if request.waits:
+                request.waits -= 1
+            elif not request.parked:
                 self._compute(request)
             else:
                 self.parked_for[request.id] = self.parked_for.get(request.id, 0) + 1
@@ -252,6 +255,13 @@ class Worker:
         if request.seq is not None:
             self.manager.close(request.seq)
 
+    def abandon(self, request: str) -> None:
+        """The move of a request is given up; it goes on here."""
+        for live in self.requests.values():
+            if live.id.request == request and live.move is not None:
+                self.carry(self.endpoint.cancel(live.move, "given up"))
+                live.move, live.mode, live.parked = None, None, False
+
     def receive(self, source: str, frame: bytes) -> None:
         try:
             message = unpack(frame)
@@ -270,6 +280,7 @@ class Worker:
                     reference = f"{self.name} {data.move.owned_id} {data.number}".encode()
                     self.payloads[reference] = self.read(blocks).copy()
                     message = filled(action, self.payloads[reference], reference)
+                    world.sent_tokens += data.stop - data.start
                     world.network.send(world, self.name, to, message)
                 case do.Free(move, number):
                     mine = f"{self.name} {move.owned_id} ".encode()
@@ -303,7 +314,7 @@ class Worker:
                     prompt, output, limit = unpack_state(
                         commit.state, tuple[list[int], list[int], int]
                     )
-                    self.enter(Live(move, prompt, output, limit))
+                    self.enter(Live(move, prompt, output, limit, waits=2))
                 case do.Abandoned(move):
                     world.to_front(self.name, ("failed", move))
 
@@ -342,6 +353,8 @@ class World:
         self.raised: list[str] = []
         self.failed: list[MoveId] = []
         self.dying: list[str] = []
+        self.states_at_death: set[str] = set()
+        self.sent_tokens = 0  # whose K/V was sent, again counted again
 
     @property
     def now(self) -> float:
@@ -373,17 +386,17 @@ class World:
             case ("delta", move, index, token, ended):
                 tokens, end, verdicts = self.fence.deliver(move, 0, (token,), ended, index)
                 self.delivered[move.request] += tokens
-                self._judge(verdicts)
+                self.judge(verdicts)
                 if end:
                     self.ended.add(move.request)
-                    self._judge(self.fence.close(move.request))
+                    self.judge(self.fence.close(move.request))
             case ("complete", move, counts, ended):
-                self._judge(self.fence.complete(move, counts, ended))
+                self.judge(self.fence.complete(move, counts, ended))
             case ("failed", move):
                 self.failed.append(move)
-                self._judge(self.fence.move_failed(move, worker))
+                self.judge(self.fence.move_failed(move, worker))
 
-    def _judge(self, verdicts: Sequence[Any]) -> None:
+    def judge(self, verdicts: Sequence[Any]) -> None:
         for verdict in verdicts:
             match verdict:
                 case Raised(request, old, new, _):
@@ -429,6 +442,25 @@ class World:
             self.serial += 1
             heapq.heappush(self.up, (self.ticks + 2, self.serial, name, ("lost",)))
 
+    def note_states(self, move: MoveId) -> None:
+        """Remembers the state of both sides of a move, for tests that somebody dies in each."""
+        for worker in self.workers.values():
+            for side in (worker.endpoint.sender, worker.endpoint.receiver):
+                self.states_at_death.add(side.state(move) if move in side else "none")
+
+    def restart(self, name: str) -> None:
+        """Kills a worker; another one of its name is there at once, with empty stores."""
+        old = self.workers[name]
+        facts = {f: getattr(old.endpoint.ours, f) for f in old.endpoint.ours.__struct_fields__}
+        self.kill(name)
+        self.up = [entry for entry in self.up if entry[3] != ("lost",) or entry[2] != name]
+        heapq.heapify(self.up)
+        self._let_go(old)
+        self.workers[name] = Worker(
+            self, Hello(**facts | {"boot": facts["boot"] + 1}), self.limits, self.chunk
+        )
+        self.judge(self.fence.worker_lost(name))
+
     def tick(self) -> None:
         self.ticks += 1
         for source, to, frame in self.network.due(self.ticks):
@@ -437,7 +469,7 @@ class World:
         while self.front_alive and self.up and self.up[0][0] <= self.ticks:
             _, _, name, report = heapq.heappop(self.up)
             if report == ("lost",):
-                self._judge(self.fence.worker_lost(name))
+                self.judge(self.fence.worker_lost(name))
                 for other in self._living() if self.deaths_are_told else []:
                     other.carry(other.endpoint.peer_gone(name, self.now))
             else:
@@ -507,7 +539,10 @@ class World:
         """What a killed worker held dies with it."""
         for worker in self.workers.values():
             if not worker.alive:
-                for lease in list(worker.manager.leases):
-                    worker.manager.end_lease(lease)
-                for seq in worker.manager.table.seqs[worker.manager.table.seqs > 0].tolist():
-                    worker.manager.close(seq)
+                self._let_go(worker)
+
+    def _let_go(self, worker: Worker) -> None:
+        for lease in list(worker.manager.leases):
+            worker.manager.end_lease(lease)
+        for seq in worker.manager.table.seqs[worker.manager.table.seqs > 0].tolist():
+            worker.manager.close(seq)

@@ -9,9 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moving_world import DEATHS, FRAME_FAULTS, PAYLOAD_FAULTS, World, hello
 
+from pagedkv.transfer.messages import MoveId
+from pagedkv.transfer.receiver import ReceiverState
+from pagedkv.transfer.sender import SenderState
+
 PROMPT = list(range(10, 32))
 OUTPUT = 24
 MODES = ("prefilled", "live")
+MOVE = MoveId("r", 1)
 SIZES = {"P": 4, "D": 3}
 
 
@@ -27,6 +32,7 @@ def run(
     world.move("r", "D", mode)
     for _ in range(600):
         if kill is not None and world.ticks == kill[0]:
+            world.note_states(MOVE)
             if kill[1] == "front":
                 world.front_alive = False
             else:
@@ -63,8 +69,10 @@ def test_a_death_at_any_message_loses_nothing(mode: str, death: str, told: bool)
 @pytest.mark.parametrize("who", ["P", "D", "front"])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_death_at_any_tick_loses_nothing(mode: str, who: str) -> None:
+    states: set[str] = set()
     for tick in range(2, BASELINE[mode].ticks):
-        run(mode, {}, kill=(tick, who))
+        states |= run(mode, {}, kill=(tick, who)).states_at_death
+    assert states == {"none", *SenderState, *ReceiverState}
 
 
 FAULTS = st.dictionaries(

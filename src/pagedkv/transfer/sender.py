@@ -365,9 +365,8 @@ class Sender:
         it.retry_at = now + self._limits.retry
         it.sent = min(it.sent, first)
         it.committing = it.taken = False
-        done = it.number
-        it.flying.clear()
-        return [Free(it.id, done)]
+        it.flying.clear()  # not freed: they may arrive yet
+        return []
 
     def _fail(self, it: _Move, reason: str, tell: bool = True) -> list[Action]:
         del self._moves[it.id]

@@ -1,0 +1,125 @@
+"""Workers between which nothing can move say why, by name, before anything is reserved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from moving_world import LIMITS, NAMING, World, hello
+
+from pagedkv.cache import BlockManager
+from pagedkv.errors import ConfigError
+from pagedkv.transfer.actions import Reclaimed, Send
+from pagedkv.transfer.endpoint import Endpoint
+from pagedkv.transfer.handshake import refusal
+from pagedkv.transfer.limits import TransferLimits
+from pagedkv.transfer.messages import (
+    Deny,
+    FrameError,
+    Hello,
+    MoveId,
+    Reserve,
+    pack,
+    pack_tokens,
+    unpack,
+)
+from pagedkv.transfer.state import StateError, pack_state, unpack_state
+
+TOKENS = np.arange(9, dtype=np.int32)
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"protocol": 2}, "'D' speaks transfer protocol 2, this one 1"),
+    ({"model": b"other"}, "'D' has model 6f74686572, this one 6d6f64656c"),
+    ({"num_layers": 3}, "'D' has num_layers=3, this one 1"),
+    ({"num_kv_heads": 2}, "'D' has num_kv_heads=2, this one 1"),
+    ({"head_dim": 64}, "'D' has head_dim=64, this one 2"),
+    ({"dtype": "int8"}, "'D' has K/V in int8, this one in float32"),
+    ({"block_size": 0}, "'D' has block_size=0"),
+]
+
+
+@pytest.mark.parametrize(("change", "why"), REFUSED)
+def test_what_cannot_be_moved_is_refused_by_name(change: dict[str, Any], why: str) -> None:
+    """TensorRT-LLM#6507, vllm#14952, sglang#15674, llm-d#2433: wrong output, hangs, or crashes."""
+    theirs = hello("D", 8, 4)
+    theirs = Hello(**{f: getattr(theirs, f) for f in theirs.__struct_fields__} | change)
+    said = refusal(hello("P", 8, 4), theirs)
+    assert said is not None and why in said
+    end = Endpoint(BlockManager(8, 4), hello("P", 8, 4), LIMITS)
+    move = MoveId("r", 1)
+    (asked,) = end.start(move, "D", TOKENS, NAMING, "live", 0, 0.0)
+    assert isinstance(asked, Send) and isinstance(asked.message, Hello)
+    reclaimed = [a for a in end.handle("D", theirs, 0.0) if isinstance(a, Reclaimed)]
+    assert reclaimed == [Reclaimed(move, said)]
+    # Known from now on: at request time, with nothing sent.
+    assert end.start(MoveId("q", 1), "D", TOKENS, NAMING, "live", 0, 0.0) == [
+        Reclaimed(MoveId("q", 1), said)
+    ]
+    reserve = Reserve("s", 1, pack_tokens(TOKENS), NAMING)
+    assert end.handle("D", reserve, 0.0) == [Send("D", Deny("s", 1, said))]
+
+
+@pytest.mark.parametrize("change", [{"block_size": 7}, {"dtype": "bfloat16"}, {"num_blocks": 3}])
+def test_block_sizes_and_dtypes_may_differ(change: dict[str, Any]) -> None:
+    theirs = hello("D", 8, 4, **{k: v for k, v in change.items() if k == "dtype"})
+    facts = {f: getattr(theirs, f) for f in theirs.__struct_fields__}
+    assert refusal(hello("P", 8, 4), Hello(**facts | change)) is None
+
+
+def test_a_reservation_of_a_stranger_waits_for_the_handshake() -> None:
+    end = Endpoint(BlockManager(8, 4), hello("D", 8, 4), LIMITS)
+    (answer,) = end.handle("P", Reserve("r", 1, pack_tokens(TOKENS), NAMING), 0.0)
+    assert isinstance(answer, Send) and answer.message == hello("D", 8, 4, wants_answer=True)
+    assert not end.receiver.moves
+
+
+def test_a_hello_that_was_lost_is_said_again() -> None:
+    world = World([hello("P", 20, 4), hello("D", 20, 4)], {0: "drop", 1: "drop", 2: "corrupt"})
+    world.submit("r", "P", [1, 2, 3], 40)
+    world.tick()
+    world.move("r", "D", "live")
+    world.run()
+    world.check_end()
+    assert world.raised == ["r"]
+
+
+def test_a_dtype_that_cannot_be_moved_is_refused_at_the_start() -> None:
+    with pytest.raises(ConfigError, match="kv dtype 'int8' cannot be moved"):
+        Endpoint(BlockManager(8, 4), hello("P", 8, 4, dtype="int8"))
+
+
+def test_frames_that_are_not_as_they_were_sent_are_no_messages() -> None:
+    frame = pack(Reserve("r", 1, pack_tokens(TOKENS), NAMING, 3))
+    assert unpack(frame) == Reserve("r", 1, pack_tokens(TOKENS), NAMING, 3)
+    for i in range(len(frame)):
+        with pytest.raises(FrameError):
+            unpack(frame[:i] + bytes([frame[i] ^ 1]) + frame[i + 1 :])
+        with pytest.raises(FrameError):
+            unpack(frame[:i])
+
+
+def test_a_state_of_another_version_is_refused() -> None:
+    packed = pack_state(([1, 2], "x"))
+    assert unpack_state(packed, tuple[list[int], str]) == ([1, 2], "x")
+    with pytest.raises(StateError, match="version 2 of a sequence's state, this worker reads 1"):
+        unpack_state(b"\x02" + packed[1:], tuple[list[int], str])
+    with pytest.raises(StateError, match="version missing"):
+        unpack_state(b"", tuple[list[int], str])
+    with pytest.raises(StateError, match="no sequence's state"):
+        unpack_state(packed, tuple[int, str])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lease": 0.0},
+        {"retry": float("inf")},
+        {"retries": 0},
+        {"window": True},
+        {"spare_blocks": -1},
+        {"lease": 2.0, "retry": 1.0},
+    ],
+)
+def test_limits_that_cannot_work_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        TransferLimits(**change)

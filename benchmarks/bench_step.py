@@ -47,9 +47,11 @@ class Ready:
     def __init__(self, vocabulary: int) -> None:
         scale = torch.Generator().manual_seed(0)
         self._logits = 3 * torch.randn(max(SEQUENCES), vocabulary, generator=scale)
+        self._best = self._logits.argmax(dim=1)
 
     def forward(self, *args: Any) -> Any:
-        wanted = args[4]
+        wanted, best = args[4], args[6]
+        best[: len(wanted)] = self._best[: len(wanted)]
         return self._logits[: len(wanted)]
 
 

@@ -49,6 +49,7 @@ void Decoder::reserve(int64_t tokens, int64_t wanted, int threads) {
   grow(rotated_, tokens * heads() * head_dim * size);
   grow(attended_, tokens * config_.num_heads * head_dim * size);
   grow(normed_, std::max({tokens, wanted, kOwnRows * threads}) * config_.hidden * size);
+  grow(largest_, wanted * head_->panels());
   grow(wanted_residual_, wanted * config_.hidden);
   grow(wanted_attended_, wanted * config_.num_heads * head_dim * size);
   for (const LayerWeights& layer : layers_) {
@@ -168,11 +169,28 @@ void Decoder::predict(const StepInput& input, Team& team) {
            [&](int64_t panel, int64_t first, int rows, float* const(&sums)[1]) {
              const int64_t wanted = wanted_of(*head_, panel);
              for (int m = 0; m < rows; ++m) {
-               std::copy_n(sums[0] + m * kPanel, wanted,
+               const float* logits = sums[0] + m * kPanel;
+               std::copy_n(logits, wanted,
                            input.logits + (first + m) * vocabulary() + panel * kPanel);
+               if (!input.best) continue;
+               largest_[(first + m) * head_->panels() + panel] = rows_.largest(logits, wanted);
              }
            });
   team.meet(Phase::kHead);
+  if (!input.best) return;
+#pragma omp for schedule(static)
+  for (int64_t i = 0; i < input.num_wanted; ++i) {
+    input.best[i] = best_of(i, input.logits + i * vocabulary());
+  }
+}
+
+// Found in the panel that has the largest: the logits have left the caches since.
+int64_t Decoder::best_of(int64_t wanted, const float* logits) const {
+  const auto first = largest_.begin() + wanted * head_->panels();
+  const auto most = std::max_element(first, first + head_->panels());
+  int64_t at = (most - first) * kPanel;
+  while (rows_.largest(logits + at, 1) != *most) ++at;
+  return at;
 }
 
 void Decoder::prepare_heads(const LayerWeights& weights, const StepInput& input, int64_t token) {

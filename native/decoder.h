@@ -32,6 +32,7 @@ struct StepInput {
   const int64_t* wanted;  // tokens whose logits are wanted
   int64_t num_wanted;
   float* logits;  // [num_wanted, V]
+  int64_t* best;  // [num_wanted] the first of the largest logits, NaN above all; nullptr: not wanted
 };
 
 // What attention was given and gave in a layer, in the store's type.
@@ -82,6 +83,7 @@ class Decoder {
   void add(const Projection& projection, Rows x, float* residual, int64_t tokens, Phase phase,
            Team& team);
   void predict(const StepInput& input, Team& team);
+  int64_t best_of(int64_t wanted, const float* logits) const;
 
   void prepare_heads(const LayerWeights& weights, const StepInput& input, int64_t token);
   Attended attended() const;
@@ -103,6 +105,7 @@ class Decoder {
   std::vector<std::byte> wanted_attended_;   // [m, H, D]
   std::vector<std::byte> normed_;     // [T, hidden]
   std::vector<std::byte> activated_;  // [T, inner]
+  std::vector<int32_t> largest_;      // [m, panels of the head]: of the logits, as `order` has them
 };
 
 }  // namespace pagedkv

@@ -95,7 +95,8 @@ class PyDecoder {
                  row_kernels_for(isa, DType::kFloat32)) {}
 
   void forward(PyStore& store, const Plan& plan, Tensor embedded, Tensor cos, Tensor sin,
-               Array<int64_t, 1> wanted, Tensor logits, std::optional<nb::callable> after_layer) {
+               Array<int64_t, 1> wanted, Tensor logits, std::optional<nb::callable> after_layer,
+               std::optional<Tensor> best) {
     const Decoder::Config& config = decoder_.config();
     const Store& kv = store.store();
     const int64_t tokens = static_cast<int64_t>(plan.slots().size());
@@ -108,7 +109,8 @@ class PyDecoder {
     }
     StepInput input{rows_of(embedded, "embedded", config.hidden, decoder_.dtype()),
                     angles_of(cos, "cos", tokens), angles_of(sin, "sin", tokens), wanted.data(),
-                    count, reinterpret_cast<float*>(bytes_of(logits))};
+                    count, reinterpret_cast<float*>(bytes_of(logits)),
+                    best ? places_of(*best, count) : nullptr};
     require_shape(embedded, "embedded", {tokens, config.hidden});
     require_shape(logits, "logits", {count, decoder_.vocabulary()});
     require_contiguous(logits, "logits");
@@ -184,6 +186,13 @@ class PyDecoder {
     return reinterpret_cast<const float*>(bytes_of(tensor));
   }
 
+  static int64_t* places_of(const Tensor& best, int64_t count) {
+    require_shape(best, "best", {count});
+    require_contiguous(best, "best");
+    if (best.dtype() != nb::dtype<int64_t>()) refuse("best must be int64");
+    return reinterpret_cast<int64_t*>(bytes_of(best));
+  }
+
   // A tensor for as long as the call lasts.
   nb::ndarray<nb::pytorch> view(const Tokens& rows, int64_t tokens, int64_t heads) const {
     constexpr nb::dlpack::dtype kBfloat16Type{
@@ -251,7 +260,7 @@ void bind_decoder(nb::module_& m) {
            "norm"_a, "head"_a, "isa"_a)
       .def("forward", &PyDecoder::forward, "store"_a, "plan"_a, "embedded"_a.noconvert(),
            "cos"_a.noconvert(), "sin"_a.noconvert(), "wanted"_a.noconvert(),
-           "logits"_a.noconvert(), "after_layer"_a.none())
+           "logits"_a.noconvert(), "after_layer"_a.none(), "best"_a.noconvert().none())
       .def("profile", &PyDecoder::profile);
 }
 

@@ -16,6 +16,8 @@ struct RowKernels {
   void (*rotate)(const float* x, const float* cos, const float* sin, int64_t half, void* out);
   // out = silu(gate) * up
   void (*silu_mul)(const float* gate, const float* up, int64_t count, void* out);
+  // The largest of them as an integer: these compare as the values do, and any NaN is the largest.
+  int32_t (*largest)(const float* x, int64_t count);
 };
 
 extern const RowKernels kScalarRowsFloat32;

@@ -101,9 +101,28 @@ void silu_mul(const float* gate, const float* up, int64_t count, void* out) {
   std::memcpy(to + i, last, (count - i) * sizeof(T));
 }
 
+inline int32_t largest(const float* x, int64_t count) {
+  WideInts most[kGroupVectors];
+  const auto take = [&](const float* group) {
+    for (int v = 0; v < kGroupVectors; ++v) {
+      const WideInts part = order(load_wide(group + v * kWideLanes));
+      most[v] = part > most[v] ? part : most[v];
+    }
+  };
+  for (WideInts& lanes : most) lanes = WideInts{} + INT32_MIN;
+  int64_t i = 0;
+  for (; i + kGroup <= count; i += kGroup) take(x + i);
+  if (i < count) {
+    float last[kGroup];
+    for (int n = 0; n < kGroup; ++n) last[n] = x[i + n < count ? i + n : i];
+    take(last);
+  }
+  return folded<IntVec>(most, [](IntVec a, IntVec b) { return a > b ? a : b; });
+}
+
 template <typename T>
 constexpr RowKernels row_table() {
-  return {widen<T>, round_row<T>, rms_norm<T>, rotate<T>, silu_mul<T>};
+  return {widen<T>, round_row<T>, rms_norm<T>, rotate<T>, silu_mul<T>, largest};
 }
 
 }  // namespace pagedkv::PAGEDKV_ISA

@@ -19,6 +19,7 @@ namespace pagedkv::PAGEDKV_ISA {
 
 typedef float Vec __attribute__((vector_size(32)));
 typedef uint32_t UintVec __attribute__((vector_size(32)));
+typedef int32_t IntVec __attribute__((vector_size(32)));
 typedef uint16_t HalfVec __attribute__((vector_size(16)));
 
 struct bfloat16 {
@@ -90,6 +91,7 @@ inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
 
 typedef float Wide __attribute__((vector_size(64)));
 typedef uint32_t WideBits __attribute__((vector_size(64)));
+typedef int32_t WideInts __attribute__((vector_size(64)));
 typedef uint16_t HalfWide __attribute__((vector_size(32)));
 
 inline Wide splat(float x) { return _mm512_set1_ps(x); }
@@ -99,6 +101,7 @@ inline Wide fma(Wide a, Wide b, Wide c) { return _mm512_fmadd_ps(a, b, c); }
 
 using Wide = Vec;
 using WideBits = UintVec;
+using WideInts = IntVec;
 using HalfWide = HalfVec;
 
 inline Wide splat(float x) { return broadcast(x); }
@@ -120,20 +123,12 @@ inline Wide larger(Wide a, Wide b) { return a > b ? a : b; }  // b where one is 
 // Lanes folded by one tree: what a group of kGroup lanes, in one register or in two, comes to.
 constexpr int kGroupVectors = kGroup / kWideLanes;
 
-struct Halves {
-  Vec low, high;
-};
-
-inline Halves halves(const Wide (&group)[kGroupVectors]) {
-  Halves out;
-  std::memcpy(&out, group, sizeof out);
-  return out;
-}
-
-template <typename Fold>
-inline float folded(const Wide (&group)[kGroupVectors], Fold fold) {
-  const Halves half = halves(group);
-  Vec x = fold(half.low, half.high);
+template <typename Half, typename Whole, typename Fold>
+inline auto folded(const Whole (&group)[kGroupVectors], Fold fold) {
+  Half half[2];
+  static_assert(sizeof half == sizeof group);
+  std::memcpy(half, group, sizeof half);
+  Half x = fold(half[0], half[1]);
   x = fold(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3));
   x = fold(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5));
   x = fold(x, __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6));
@@ -141,11 +136,18 @@ inline float folded(const Wide (&group)[kGroupVectors], Fold fold) {
 }
 
 inline float sum(const Wide (&group)[kGroupVectors]) {
-  return folded(group, [](Vec a, Vec b) { return a + b; });
+  return folded<Vec>(group, [](Vec a, Vec b) { return a + b; });
 }
 
 inline float maximum(const Wide (&group)[kGroupVectors]) {
-  return folded(group, [](Vec a, Vec b) { return a > b ? a : b; });
+  return folded<Vec>(group, [](Vec a, Vec b) { return a > b ? a : b; });
+}
+
+// Integers in the order of the floats: -0 as 0, and any NaN above all others.
+inline WideInts order(Wide x) {
+  const WideInts bits = reinterpret_cast<WideInts>(x + splat(0.0f));
+  const WideInts ordered = bits ^ ((bits >> 31) & 0x7fffffff);
+  return x != x ? ordered * 0 + 0x7fffffff : ordered;
 }
 
 // Rounded to bfloat16: to nearest, ties to even; NaN stays NaN.

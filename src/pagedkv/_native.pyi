@@ -177,13 +177,15 @@ class Decoder:
         wanted: Int64,
         logits: Tensor,
         after_layer: Callable[[int, object, object, object, object], object] | None,
+        best: Tensor | None,
     ) -> None:
         """One step: writes K/V through the plan, fills `logits`, float32 [m, V], the caller's.
 
         embedded: [T, hidden] in the weights' type. cos, sin: float32 [T, head_dim / 2], contiguous.
         wanted: the m tokens, of 0..T-1, whose logits are asked for. `after_layer` is called with
         the layer, q, k, v and what attention made of them, tensors [T, heads, head_dim] that must
-        not be kept; what it raises ends the step. ValueError, nothing done, for other shapes, types
+        not be kept; what it raises ends the step. best: int64 [m], filled with the first of the
+        largest logits of each row, NaN above all. ValueError, nothing done, for other shapes, types
         or a store of another model. The residual stream is float32, what a matrix multiplies is
         rounded once to the weights' type: the bits of a token's logits depend on the token and the
         K/V of its positions only.

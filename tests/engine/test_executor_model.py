@@ -84,6 +84,7 @@ class Breaking:
         self._calls += 1
         with torch.inference_mode():
             self._spoil(self._calls, logits)
+            args[6][: len(logits)] = logits.argmax(dim=1)
         return logits
 
 

@@ -99,6 +99,7 @@ def logits_of(decoder: Decoder, tokens: list[int], name: str, chunk: int = TOKEN
     backend: AttentionBackend = make_backend(name, spec)
     table = np.arange(1, spec.num_blocks + 1, dtype=np.int32)[None]
     parts = []
+    best = torch.empty(len(tokens), dtype=torch.int64)
     for start in range(0, len(tokens), chunk):
         positions = np.arange(start, min(start + chunk, len(tokens)))
         batch = AttentionBatch(
@@ -114,9 +115,12 @@ def logits_of(decoder: Decoder, tokens: list[int], name: str, chunk: int = TOKEN
                 backend,
                 backend.plan(batch),
                 torch.arange(len(positions)),
+                best=best[start:],
             )
         )
-    return torch.cat(parts)
+    logits = torch.cat(parts)
+    assert best.tolist() == logits.numpy().argmax(axis=1).tolist()
+    return logits
 
 
 def some_tokens(count: int = TOKENS) -> list[int]:
@@ -207,6 +211,24 @@ def test_nan_in_a_token_reaches_no_earlier_one(dtype: torch.dtype) -> None:
     got = logits_of(Decoder(CONFIG, packed(plain)), tokens, "native")
     assert torch.equal(got[:bad], want[:bad])
     assert got[bad].isnan().all()
+
+
+@pytest.mark.parametrize("isa", NATIVE.available_isas())
+def test_the_best_is_the_first_of_equals_and_nan_above_all(
+    isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`logits_of` compares it with numpy's."""
+    monkeypatch.setenv("PAGEDKV_ISA", isa)
+    plain = plain_weights(torch.float32)
+    plain.head[VOCAB // 2 + 1 :] = plain.head[: VOCAB // 2].clone()
+    logits = logits_of(Decoder(CONFIG, packed(plain)), some_tokens(), "native")
+    assert ((logits == logits.max(dim=1, keepdim=True).values).sum(dim=1) == 2).any()
+    plain.head[:] = plain.head[:1].clone()
+    logits_of(Decoder(CONFIG, packed(plain)), some_tokens(), "native")
+    plain.head[VOCAB - 1, 0] = -float("inf")
+    logits_of(Decoder(CONFIG, packed(plain)), some_tokens(), "native")
+    plain.head[[20, VOCAB - 2], 0] = float("nan")
+    logits_of(Decoder(CONFIG, packed(plain)), some_tokens(), "native")
 
 
 def test_rows_may_be_any_view() -> None:

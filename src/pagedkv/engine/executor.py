@@ -56,6 +56,7 @@ class ModelExecutor:
         self._mirror = TableMirror()
         self._pending: tuple[Step, AttentionBatch] | None = None
         self._logits = torch.empty(0, decoder.config.vocab_size)
+        self._best = torch.empty(0, dtype=torch.int64)  # of each row
 
     @property
     def spec(self) -> KVSpec:
@@ -87,16 +88,20 @@ class ModelExecutor:
         start = time.perf_counter()
         plan = self._backend.plan(batch)
         wanted = _Wanted.of(step)
+        rows = len(wanted.tokens)
+        if rows > len(self._best):
+            self._best = torch.empty(2 * rows, dtype=torch.int64)
         logits = self._decoder.forward(
             torch.from_numpy(step.tokens),
             torch.from_numpy(step.positions),
             self._backend,
             plan,
             torch.from_numpy(np.array(wanted.tokens, np.int64)),
-            self._room(len(wanted.tokens)),
+            self._room(rows),
+            self._best,
         )
         sampling = time.perf_counter()
-        draws = draw_all(logits, wanted.drawn, step.samples, self._grammars)
+        draws = draw_all(logits, wanted.drawn, step.samples, self._grammars, self._best)
         scores = tuple(
             _score_prompt(score, logits, first)
             for score, first in zip(step.prompt_scores, wanted.scored, strict=True)

@@ -54,11 +54,13 @@ def draw_all(
     rows: Sequence[int],
     samples: Sequence[Sample],
     grammars: Grammars | None = None,
+    best: torch.Tensor | None = None,
 ) -> list[Draw]:
     """Draws one token for each sample. `samples[i]` reads `logits[rows[i]]` (float32 [r, V]).
 
     A row without a finite maximum, or with every token forbidden, is an error of its samples only;
     so is what goes wrong with a sample's grammar. grammars: of the model; None: it has none.
+    best: int64 [>= r], as `Decoder.forward` fills it; None: it is looked for.
     """
     if not samples:
         return []
@@ -66,9 +68,9 @@ def draw_all(
         grammars.begin()
     host = logits.cpu().numpy()
     # The first of the largest logits; NaN, if there is one, counts as the largest.
-    best = np.array([host[row].argmax() for row in rows])
-    largest = host[rows, best]
-    each = zip(rows, samples, best.tolist(), np.isfinite(largest).tolist(), strict=True)
+    first = [host[row].argmax() for row in rows] if best is None else best.cpu().numpy()[rows]
+    largest = host[rows, first]
+    each = zip(rows, samples, np.array(first).tolist(), np.isfinite(largest).tolist(), strict=True)
     draws = []
     for i, (row, sample, token, finite) in enumerate(each):
         if not finite:

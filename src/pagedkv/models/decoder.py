@@ -57,6 +57,7 @@ class Decoder:
         plan: Plan,
         rows: torch.Tensor,
         out: torch.Tensor | None = None,
+        best: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run one ragged batch: writes its K/V through the plan, returns float32 logits [m, V].
 
@@ -64,17 +65,22 @@ class Decoder:
         max_position_embeddings. rows: int64 [m], indices into T; only these rows get logits, and
         m may be 0. The caller owns the result. out: float32 [>= m, V], contiguous, whose first rows
         may serve for it: to take fresh memory for the logits of a large batch costs a good part of
-        a millisecond.
+        a millisecond. best: int64 [>= m], contiguous, whose first places are filled with the token
+        of the largest logit of each row, the first of equals; NaN, if there is one, counts as the
+        largest.
         """
         x = embed(self._embedding, tokens)
         cos, sin = self._rotary.at(positions)
         step = backend.native_step(plan)
         if self._native is not None and step is not None:
-            return self._native.forward(x, cos.squeeze(1), sin.squeeze(1), step, rows, out)
+            return self._native.forward(x, cos.squeeze(1), sin.squeeze(1), step, rows, out, best)
         for index, layer in enumerate(self._layers):
             x = layer(index, x, cos, sin, backend, plan)
         x = rms_norm(x[rows], self.weights.norm, self.config.rms_norm_eps)
-        return self._head(x).float()
+        logits = self._head(x).float()
+        if best is not None:
+            torch.argmax(logits, dim=1, out=best[: len(rows)])
+        return logits
 
 
 class _Layer:

@@ -48,11 +48,12 @@ class NativeDecoder:
         step: NativeStep,
         rows: torch.Tensor,
         out: torch.Tensor | None = None,
+        best: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Embedded tokens [T, hidden] to float32 logits [m, V] of rows int64 [m].
 
         cos, sin: float32 [T, D / 2]. Writes the K/V of all layers through the step's plan. The
-        result is the first rows of `out` [>= m, V], or a new tensor.
+        result is the first rows of `out` [>= m, V], or a new tensor. best: see `Decoder.forward`.
         """
         if out is None:
             out = torch.empty((len(rows), self._vocabulary), dtype=torch.float32)
@@ -66,6 +67,7 @@ class NativeDecoder:
             rows.contiguous().numpy(),
             to_dlpack(logits),
             step.after_layer,
+            None if best is None else to_dlpack(best[: len(rows)]),
         )
         return logits
 

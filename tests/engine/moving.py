@@ -56,7 +56,8 @@ class Worker:
 
     def __init__(self, name: str, core: EngineCore, moves: Moves) -> None:
         self.name, self.core, self.moves = name, core, moves
-        self.inbox: deque[MoveOrder] = deque()
+        self.inbox: deque[MoveOrder | Abort] = deque()
+        self.computed = 0  # tokens
 
     @property
     def manager(self) -> BlockManager:
@@ -120,7 +121,7 @@ class Cluster:
         ends = [delta for delta in self.deltas[request] if delta.finish_reason is not None]
         return len(ends) == self.adds[request].params.n
 
-    def order(self, worker: str, order: MoveOrder) -> None:
+    def order(self, worker: str, order: MoveOrder | Abort) -> None:
         back = unpack_to_core(pack(order))
         assert back == order
         self.workers[worker].inbox.append(order)
@@ -135,11 +136,16 @@ class Cluster:
     def turn(self, worker: Worker, step: bool = True) -> None:
         """What a loop does once: messages, a step, what follows from it."""
         while worker.inbox:
-            worker.moves.handle(worker.inbox.popleft(), self.now)
+            message = worker.inbox.popleft()
+            if isinstance(message, Abort):
+                worker.core.send(message)
+            else:
+                worker.moves.handle(message, self.now)
         worker.moves.advance(self.now)
         stats, deltas = None, []
         if step and worker.core.has_unfinished():
             deltas, stats = worker.core.step(self.now)
+            worker.computed += 0 if stats is None else stats.num_tokens
             for delta in deltas:
                 self.deliver(delta)
         stalled = step and stats is None and not deltas and worker.core.has_unfinished()
@@ -183,11 +189,17 @@ class Cluster:
 
     def deliver(self, delta: Delta) -> None:
         move = split_owned_id(delta.request_id)
+        owner = self.fence.owner(move.request)
         ended = delta.finish_reason is not None
         tokens, end, verdicts = self.fence.deliver(move, delta.sample, delta.token_ids, ended)
-        if tokens or end or (not delta.token_ids and not ended):
+        if owner is not None and owner.epoch == move.epoch:
             self.deltas[move.request].append(delta)
+            self.show(move.request, delta)
+            assert tokens == delta.token_ids or not end
         self.act(verdicts)
+
+    def show(self, request: str, delta: Delta) -> None:
+        """What the front end makes of a delta of the owner."""
 
     def act(self, verdicts: list[Verdict]) -> None:
         for verdict in verdicts:
@@ -198,7 +210,7 @@ class Cluster:
                     self.order(old.worker, Disown(request, old.epoch))
                     for sample in ended:
                         owned = MoveId(request, new.epoch).owned_id
-                        self.workers[new.worker].core.send(Abort(owned, sample))
+                        self.order(new.worker, Abort(owned, sample, "stop"))
                 case Disowned(request, owner):
                     self.order(owner.worker, Disown(request, owner.epoch))
                 case Orphaned(request, tokens, ended):

@@ -1,0 +1,205 @@
+"""One worker prefills, another decodes, and to and fro: the tokens are those of one engine."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from moving import Cluster, Worker
+from tiny_llm import save_tiny_llm
+
+from pagedkv import LLM, RequestOutput, SamplingParams
+from pagedkv.engine.open_moves import open_moves
+from pagedkv.engine.output import OutputProcessor
+from pagedkv.engine.requests import text_decoder
+from pagedkv.engine.transports import LocalTransport, SharedMemoryTransport
+from pagedkv.engine.wire import MoveNews, ToPeer
+from pagedkv.scheduling.messages import Abort, Add, Delta
+from pagedkv.transfer.messages import Commit, Grant, MoveId, split_owned_id, unpack
+
+STEMS = [
+    "You are a helpful assistant who answers in one line. ",
+    "Translate the next sentence into French, word by word, please: ",
+    "",
+]
+ENDINGS = ["what is a block table?", "the sky is blue", "how do bridges carry weight", "x"]
+Sample = tuple[tuple[int, ...], str, str | None, int | str | None]
+
+
+class TextCluster(Cluster):
+    """A front end that makes text, and ends samples at stop strings. Counts what moves."""
+
+    def __init__(self, tokenizer, *workers: Worker) -> None:
+        super().__init__(*workers)
+        self.processor = OutputProcessor(text_decoder(tokenizer), self.stop)
+        self.outputs: dict[str, RequestOutput] = {}
+        self.found: dict[MoveId, int] = {}  # tokens that were there by name
+        self.totals: dict[MoveId, int] = {}  # tokens with K/V when the request stood still
+
+    def add(self, add: Add, worker: str) -> None:
+        self.processor.add(add, add.request_id, None)
+        super().add(add, worker)
+
+    def ended(self, request: str) -> bool:
+        output = self.outputs.get(request)
+        return output is not None and all(sample.finished for sample in output.outputs)
+
+    def show(self, request: str, delta: Delta) -> None:
+        renamed = delta._replace(request_id=request)
+        for output in self.processor.process([renamed], self.now):
+            self.outputs[request] = output
+
+    def stop(self, abort: Abort) -> None:
+        assert abort.sample is not None
+        self.fence.end_sample(abort.request_id, abort.sample)
+        owner = self.fence.owner(abort.request_id)
+        assert owner is not None
+        owned = MoveId(abort.request_id, owner.epoch).owned_id
+        self.order(owner.worker, replace(abort, request_id=owned))
+
+    def hear(self, worker: Worker, news: MoveNews) -> None:
+        if isinstance(news, ToPeer):
+            message = unpack(news.frame)
+            if isinstance(message, Grant):
+                self.found.setdefault(message.move, message.have)
+            elif isinstance(message, Commit):
+                self.totals[message.move] = message.total
+        super().hear(worker, news)
+
+
+def make(model: Path, shared: dict, name: str, **settings) -> tuple[LLM, Worker]:
+    llm = LLM(
+        model,
+        deterministic=True,
+        attention_backend="native",
+        max_num_batched_tokens=128,
+        max_moves=16,
+        **settings,
+    )
+    core = llm.engine.core
+    transport = SharedMemoryTransport() if name == "shm" else LocalTransport(shared, name)
+    return llm, Worker(name, core, open_moves(core, name, 1, transport))
+
+
+def mixed(count: int) -> list[tuple[str, SamplingParams]]:
+    """Prompts and parameters: n > 1, seeds, stop strings and token ids, prefix hits."""
+    rng = random.Random(7)
+    wanted = []
+    for i in range(count):
+        text = rng.choice(STEMS) + rng.choice(ENDINGS) + " " * rng.randrange(3)
+        params = SamplingParams(
+            n=rng.choice((1, 1, 1, 2, 3)),
+            temperature=rng.choice((0.0, 0.9)),
+            top_k=rng.choice((0, 20)),
+            seed=i,
+            max_tokens=rng.randint(1, 14),
+            stop=rng.choice(((), (), ("e", "th"), (" ",))),
+            stop_token_ids=rng.choice(([], [], list(range(40, 60)))),
+            repetition_penalty=rng.choice((1.0, 1.2)),
+        )
+        wanted.append((text, params))
+    return wanted
+
+
+def samples(output: RequestOutput) -> list[Sample]:
+    return [(o.token_ids, o.text, o.finish_reason, o.stop_reason) for o in output.outputs]
+
+
+def expected(llm: LLM, wanted: list[tuple[str, SamplingParams]]) -> list[list[Sample]]:
+    texts, params = zip(*wanted, strict=True)
+    return [samples(output) for output in llm.generate(list(texts), list(params))]
+
+
+def drive(
+    cluster: TextCluster, llm: LLM, wanted: list[tuple[str, SamplingParams]], modes: list[str]
+) -> list[list[Sample]]:
+    """Sends the requests to worker `p` as they find room, and moves them in one of the modes."""
+    rng, tokenizer = random.Random(3), llm.get_tokenizer()
+    queue = [
+        Add(str(i), tuple(tokenizer(text).input_ids), params, 0.0, params.seed or 0)
+        for i, (text, params) in enumerate(wanted)
+    ]
+    queue.reverse()
+
+    def each() -> None:
+        for _ in range(3):
+            if queue:
+                add = queue.pop()
+                cluster.add(add, "p")
+                if "prefilled" in modes:
+                    cluster.move(add.request_id, "d")
+        if "live" in modes:
+            for name in [name for name in cluster.adds if not cluster.ended(name)]:
+                owner = cluster.fence.owner(name)
+                if owner is not None and rng.random() < 0.5:
+                    cluster.move(name, "d" if owner.worker == "p" else "p", "live")
+
+    each()
+    while queue:
+        cluster.run(each=each)
+    cluster.check_idle()
+    return [samples(cluster.outputs[str(i)]) for i in range(len(wanted))]
+
+
+def check_prefilled(model: Path, count: int, **settings) -> None:
+    shared: dict = {}
+    (llm, p), (_, d) = (make(model, shared, name, **settings) for name in "pd")
+    wanted = mixed(count)
+    alone = expected(llm, wanted)
+    llm.engine.reset_prefix_cache()
+    cluster = TextCluster(llm.get_tokenizer(), p, d)
+    assert drive(cluster, llm, wanted, ["prefilled"]) == alone
+    # Some had ended with their first token, before anything could move.
+    ended = {failure.request_id for failure in cluster.failed}
+    assert all(len(sample[0]) == 1 for name in ended for sample in samples(cluster.outputs[name]))
+    assert not ended & set(cluster.moved) and len(cluster.moved) > count // 2
+    moved = {split_owned_id(f"{move.request}@{move.epoch}") for move in cluster.totals}
+    # Every prompt was moved as a whole: what came, and what was there by its name.
+    for move in moved:
+        assert cluster.totals[move] == len(cluster.adds[move.request].prompt)
+    came = sum(cluster.totals[move] - cluster.found[move] for move in moved)
+    assert d.moves.moved_tokens == came
+    assert sum(cluster.found[move] for move in moved) > 0
+    # What `d` has computed are the tokens behind the prompts, and of the prompts no block: the last
+    # token where the samples of a group part; and the partly filled tail of one whose prompt
+    # another has too, when that one went on in it first.
+    counters = d.core.scheduler.counters
+    groups = {name for name in cluster.moved if cluster.adds[name].params.n > 1}
+    assert d.computed <= counters.generation_tokens + counters.recomputed_tokens
+    again = {name: cluster.outputs[name].usage.recomputed_tokens for name in cluster.moved}
+    assert all(again[name] - (name in groups) < d.manager.block_size for name in again)
+    assert sum(again.values()) <= len(groups) + 0.02 * came
+    assert counters.prefix_cache_queries == 0
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    save_tiny_llm(folder)
+    return folder
+
+
+def test_a_prefill_worker_and_a_decode_worker_are_one_engine(tiny: Path) -> None:
+    check_prefilled(tiny, 200, num_blocks=400)
+
+
+@pytest.mark.deep
+def test_the_embedded_model_is_one_engine_as_well() -> None:
+    check_prefilled(Path("smollm2-135m-instruct"), 200, num_blocks=400, max_model_len=256)
+
+
+def test_live_moves_to_and_fro_change_no_token(tiny: Path) -> None:
+    """Between block sizes, while requests decode."""
+    shared: dict = {}
+    (llm, p), (_, d) = (
+        make(tiny, shared, name, block_size=size, num_blocks=6400 // size)
+        for name, size in (("p", 16), ("d", 4))
+    )
+    wanted = [(text, replace(params, max_tokens=30)) for text, params in mixed(40)]
+    alone = expected(llm, wanted)
+    llm.engine.reset_prefix_cache()
+    cluster = TextCluster(llm.get_tokenizer(), p, d)
+    assert drive(cluster, llm, wanted, ["live"]) == alone
+    assert len(cluster.moved) > 40

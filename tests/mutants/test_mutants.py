@@ -31,6 +31,7 @@ import catalogue_pressure
 import catalogue_routing
 import catalogue_serving
 import catalogue_tiers
+import catalogue_transfer
 import pytest
 from kinds import KINDS, Mutant
 
@@ -51,6 +52,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *catalogue_figures.MUTANTS,
     *catalogue_pressure.MUTANTS,
     *catalogue_tiers.MUTANTS,
+    *catalogue_transfer.MUTANTS,
     *catalogue_attention.MUTANTS,
     *catalogue_conduct.MUTANTS,
     *catalogue_dashboard.MUTANTS,

@@ -67,6 +67,7 @@ _EXTRAS = MappingProxyType(
         "threadpoolctl": "engine",
         "typer": "engine",
         "rich": "engine",
+        "zmq": "kv-events",
         "fastapi": "server",
         "starlette": "server",
         "uvicorn": "server",

@@ -61,11 +61,13 @@ class Died(msgspec.Struct, frozen=True, tag=True):
 class Configure(msgspec.Struct, frozen=True, tag=True):
     """What the core is to be made of: arguments of `LLM`, tiers as those of `TierConfig`.
 
-    slow_step: seconds after which a step is reported in the log.
+    slow_step: seconds after which a step is reported in the log. kv_events: ZeroMQ endpoint and
+    topic at which it publishes what its cache does; None: it does not.
     """
 
     arguments: dict[str, Any]
     slow_step: float = 60.0
+    kv_events: tuple[str, str] | None = None
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):

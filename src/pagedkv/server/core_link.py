@@ -121,8 +121,8 @@ class ThreadLink:
 class ProcessLink:
     """A core in a process of its own, at the other end of a socket.
 
-    arguments: of `LLM`, as plain values; see `core_process`. slow_step: seconds after which a
-    step is reported in the log. program: runs that process when the number of its socket is added.
+    arguments: of `LLM`, as plain values; see `core_process`. slow_step, kv_events: as in
+    `Configure`. program: runs that process when the number of its socket is added.
     """
 
     def __init__(
@@ -130,8 +130,10 @@ class ProcessLink:
         arguments: Mapping[str, Any],
         slow_step: float = 60.0,
         program: Sequence[str] = (sys.executable, "-m", "pagedkv.server.core_process"),
+        kv_events: tuple[str, str] | None = None,
     ) -> None:
-        self._configure, self._program = Configure(dict(arguments), slow_step), tuple(program)
+        self._configure = Configure(dict(arguments), slow_step, kv_events)
+        self._program = tuple(program)
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None

@@ -11,15 +11,17 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pagedkv import extras
 from pagedkv.engine.core_loop import CoreLoop, core_facts
 from pagedkv.engine.llm import LLM
 from pagedkv.engine.tiers import TierConfig
 from pagedkv.engine.watchdog import watching
 from pagedkv.engine.wire import (
+    Batch,
     Close,
     Configure,
     Died,
@@ -33,6 +35,9 @@ from pagedkv.errors import PagedKVError
 from pagedkv.scheduling.tenants import Tenant
 from pagedkv.server.core_link import LENGTH
 from pagedkv.server.settle import settle
+
+if TYPE_CHECKING:
+    from pagedkv.server.kv_events import EventPublisher
 
 # Seconds that a step may go on after the front is gone.
 _GRACE = 5.0
@@ -106,18 +111,45 @@ class _Listener:
         return self._loop
 
 
+def _publisher(configure: Configure) -> EventPublisher | None:
+    """Before the model is loaded: a port that is taken shows at once."""
+    if configure.kv_events is None:
+        return None
+    with extras():
+        from pagedkv.server.kv_events import EventPublisher
+    return EventPublisher(*configure.kv_events)
+
+
+def _publishing(
+    publisher: EventPublisher, llm: LLM, post: Callable[[FromCore], None]
+) -> Callable[[FromCore], None]:
+    """Publishes what the cache has done after every iteration of the loop."""
+    manager = llm.engine.core.scheduler.manager
+    # Servers with the same model and block size give the same hashes.
+    publisher.follow(manager, f"{llm.folder} {manager.block_size}".encode())
+
+    def post_and_publish(frame: FromCore) -> None:
+        post(frame)
+        if isinstance(frame, Batch):
+            publisher.publish()
+
+    return post_and_publish
+
+
 def _serve(frames: _Frames) -> int:
     configure = frames.read()
     if not isinstance(configure, Configure):
         return 1
     listener = _Listener(frames)
     try:
+        publisher = _publisher(configure)
         llm = make_llm(configure.arguments)
     except (PagedKVError, MemoryError) as error:
         frames.write(Died(type(error).__name__, str(error)))
         return 1
     core = llm.engine.core
-    loop = CoreLoop(core, frames.write)
+    post = frames.write if publisher is None else _publishing(publisher, llm, frames.write)
+    loop = CoreLoop(core, post)
     listener.pass_on_to(loop)
     settle()
     frames.write(Ready(core_facts(core, str(llm.folder), llm.report.lines())))

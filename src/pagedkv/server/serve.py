@@ -106,7 +106,9 @@ def _tracing(endpoint: str | None) -> Tracing | None:
 def _link(settings: ServeSettings) -> CoreLink:
     arguments = settings.core_arguments()
     if settings.server.engine_process:
-        return ProcessLink(arguments, settings.server.watchdog_after)
+        given = settings.server
+        events = given.kv_events_endpoint and (given.kv_events_endpoint, given.kv_events_topic)
+        return ProcessLink(arguments, given.watchdog_after, kv_events=events or None)
     made: list[LLM] = []
 
     def make() -> EngineCore:

@@ -89,6 +89,14 @@ def _no_password(url: str) -> str:
     return url
 
 
+def _zmq_endpoint(address: str) -> str:
+    if not address.startswith(("tcp://", "ipc://")):
+        raise ConfigError(
+            f"{address!r:.200} must be an address of ZeroMQ: tcp://127.0.0.1:5557, ipc:///a/path"
+        )
+    return address
+
+
 _T = TypeVar("_T")
 Maybe = Annotated[_T | None, BeforeValidator(_none)]
 Size = Annotated[int, BeforeValidator(_size), Field(ge=0, lt=2**63)]
@@ -98,4 +106,5 @@ Seconds = Annotated[float, Field(gt=0, le=1e9)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Keys = Annotated[tuple[SecretStr, ...], BeforeValidator(split), AfterValidator(_whole_keys)]
 Url = Annotated[str, AfterValidator(_no_password)]
+ZmqEndpoint = Annotated[str, AfterValidator(_zmq_endpoint)]
 KeyHash = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]

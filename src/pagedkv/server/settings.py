@@ -32,6 +32,7 @@ from pagedkv.server.setting_types import (
     Size,
     Texts,
     Url,
+    ZmqEndpoint,
     flags,
     scheduling,
 )
@@ -127,6 +128,12 @@ class ServerSettings(_Section):
     otlp_traces_endpoint: Maybe[Url] = Field(
         default=None, description="URL to which OpenTelemetry spans go. none: no spans."
     )
+    kv_events_endpoint: Maybe[ZmqEndpoint] = Field(
+        default=None,
+        description="ZeroMQ address, such as tcp://127.0.0.1:5557, where the engine publishes what "
+        "its cache does, for routers that read vLLM's KV events. none: nowhere.",
+    )
+    kv_events_topic: str = Field(default="", description="Topic of those messages.")
 
 
 class EngineSettings(_Section):
@@ -326,7 +333,7 @@ class ServeSettings(_Section):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        for check in (_check_tenants, _check_tiers, _check_prefixes):
+        for check in (_check_tenants, _check_tiers, _check_prefixes, _check_events):
             check(self)
         return self
 
@@ -410,3 +417,12 @@ def _check_prefixes(settings: ServeSettings) -> None:
     for i, prefix in enumerate(settings.public_prefixes):
         if (prefix.text is None) == (prefix.file is None):
             raise ConfigError(f"public_prefixes[{i}] takes a text or a file: give one of the two")
+
+
+def _check_events(settings: ServeSettings) -> None:
+    given = settings.server
+    if given.kv_events_endpoint is not None and not given.engine_process:
+        raise ConfigError(
+            f"kv_events_endpoint={given.kv_events_endpoint!r} needs engine_process: events are "
+            "published by the engine's own process"
+        )

@@ -29,7 +29,8 @@ _COLUMNS = np.dtype(
         ("rate", np.float64),  # prefilled tokens a second
         ("step_s", np.float64),
         ("step_s_each", np.float64),
-    ]
+    ],
+    align=True,  # numpy copies what is not
 )
 _PLACES = 16  # at the start; then twice as many whenever they are all used
 

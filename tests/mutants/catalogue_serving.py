@@ -147,8 +147,8 @@ MUTANTS = (
         "the oldest yields",
         ("progress", "preemption"),
         "scheduling/victims.py",
-        "    others = roster.running[1:]\n",
-        "    others = roster.running[:-1]\n",
+        "if not request.parked][1:]\n",
+        "if not request.parked][:-1]\n",
         (_ADMISSION + "the_newest_yields_and_the_oldest_is_never_sent_back",),
     ),
     Mutant(

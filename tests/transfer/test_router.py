@@ -263,6 +263,15 @@ def test_a_rate_that_is_none_is_refused() -> None:
         router(worker("a", prefill_tokens_per_s=0.0))
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("epsilon_s", -0.1), ("max_held", -1), ("local", Link(-1.0, 1.0)), ("remote", Link(0.0, 0.0))],
+)
+def test_a_configuration_that_cannot_be_is_refused(setting: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{setting}="):
+        router(**{setting: value})
+
+
 def test_the_same_events_give_the_same_decisions() -> None:
     def run() -> list[Decision]:
         r = router(worker("p", "prefill"), worker("d", "decode"), worker("e", "decode"))

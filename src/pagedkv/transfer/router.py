@@ -15,6 +15,7 @@ from bisect import insort
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from pagedkv.errors import ConfigError
 from pagedkv.transfer.fleet import Fleet, Sent
 from pagedkv.transfer.placement import NoPair, Pair, Wanted, blocks_of, choose_pair
 from pagedkv.transfer.prefix_index import WorkerPrefixes
@@ -53,9 +54,11 @@ class Router:
 
     The front end tells of arrivals and ends, each worker of its state and its cache. An arrival is
     answered at once with Assign or Shed, or later, when an event has made room or time has run out.
+    ConfigError names what of the configuration cannot be.
     """
 
     def __init__(self, config: RouterConfig, prefixes: WorkerPrefixes | None = None) -> None:
+        _check(config)
         self.config = config
         self.fleet = Fleet()
         self.prefixes = WorkerPrefixes() if prefixes is None else prefixes
@@ -268,3 +271,19 @@ class _Names:
 
 def _deadline(arrival: Arrival) -> float:
     return math.inf if arrival.deadline is None else arrival.deadline
+
+
+def _check(config: RouterConfig) -> None:
+    for name, least in (
+        ("block_size", 1),
+        ("kv_bytes_per_token", 0),
+        ("epsilon_s", 0),
+        ("max_held", 0),
+    ):
+        value = getattr(config, name)
+        if not value >= least:
+            raise ConfigError(f"{name}={value} of a router: give at least {least}")
+    for name in ("local", "remote"):
+        link = getattr(config, name)
+        if not (link.latency_s >= 0 and link.bytes_per_s > 0):
+            raise ConfigError(f"{name}={link} of a router: a link takes time, and moves something")

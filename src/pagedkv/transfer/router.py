@@ -81,7 +81,7 @@ class Router:
 
     def handle(self, event: RouterEvent, now: float) -> list[Decision]:
         """What follows from the event. `now`: seconds, never less than before."""
-        decisions = self._decide(event, now)
+        decisions = self._decide(event, now) + self._expire(now)
         for decision in decisions:
             if isinstance(decision, Shed):
                 self._num_shed += 1
@@ -109,16 +109,16 @@ class Router:
                 return self._learn(event, now)
             case WorkerReport():
                 place = self.fleet.report(event)
-                return self._retry(now) if self._may_help(place) else self._expire(now)
+                return self._retry(now) if self._may_help(place) else []
             case WorkerGone():
                 self._leave(event.worker)
-                return self._expire(now)
+                return []
             case Ended():
                 self.fleet.ended(event.request_id)
                 self._drop_held(event.request_id)
                 return self._retry(now)
             case Tick():
-                return self._expire(now) + self._watch_roles(now)
+                return self._watch_roles(now)
 
     def _arrive(self, arrival: Arrival, now: float) -> list[Decision]:
         self._arrivals += 1
@@ -178,7 +178,7 @@ class Router:
                 break
             del self._held[0]
             self._held_ids.remove(head.arrival.request_id)
-        return decisions + self._expire(now)
+        return decisions
 
     def _expire(self, now: float) -> list[Decision]:
         """Those whose deadline has passed while they waited."""

@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Iterable, Iterator
+from copy import copy
+from itertools import tee
 from typing import NamedTuple
 
 from pagedkv.errors import ConfigError
@@ -254,19 +256,15 @@ class _Names:
     """Names that are made when they are first needed, and kept."""
 
     def __init__(self, names: Iterable[bytes]) -> None:
-        self._source = iter(names)
-        self._known: list[bytes] = []
+        (self._names,) = tee(names, 1)  # stays before the first
 
     def __iter__(self) -> Iterator[bytes]:
-        yield from self._known
-        for name in self._source:
-            self._known.append(name)
-            yield name
+        return copy(self._names)
 
     @property
     def first(self) -> bytes:
-        """The first that has been needed; b"" if there is none."""
-        return self._known[0] if self._known else b""
+        """b"" if there is none."""
+        return next(iter(self), b"")
 
 
 def _deadline(arrival: Arrival) -> float:

@@ -64,8 +64,8 @@ MUTANTS = (
         "a failed move publishes what lies behind a gap",
         ("publish after compute",),
         "transfer/receiver.py",
-        "leading = it.have - it.base\n",
-        "leading = min(len(it.filled), len(it.tokens) - it.base)\n",
+        "        have = it.have\n",
+        "        have = min(it.end, len(it.tokens))\n",
         (_FAULTS + "a_message_that_cannot_be_read_is_told_and_not_published",),
     ),
     Mutant(

@@ -255,6 +255,14 @@ class Worker:
         if request.seq is not None:
             self.manager.close(request.seq)
 
+    def preempt(self, request: str) -> None:
+        """The request loses its blocks, and goes on later; a parked one does not."""
+        for live in self.requests.values():
+            if live.id.request == request and live.seq is not None and not live.parked:
+                self.manager.close(live.seq)
+                self.manager.evict(self.manager.num_blocks)
+                live.seq = None
+
     def abandon(self, request: str) -> None:
         """The move of a request is given up; it goes on here."""
         for live in self.requests.values():

@@ -117,3 +117,34 @@ def test_a_worker_that_takes_no_more_is_asked_once() -> None:
     world.run()
     world.check_end()
     assert not world.raised and world.network.kinds.count("Reserve") == 1
+
+
+@pytest.mark.parametrize("mode", ["prefilled", "live"])
+@pytest.mark.parametrize("tick", range(3, 20))
+def test_a_request_may_be_preempted_while_it_moves(mode: Mode, tick: int) -> None:
+    world = World([hello("P", 40, 4), hello("D", 40, 4)])
+    world.submit("r", "P", PROMPT, 60)
+    world.tick()
+    world.move("r", "D", mode)
+    while world.ticks < tick:
+        world.tick()
+    world.workers["P"].preempt("r")
+    world.run()
+    world.check_end()
+    assert world.raised == ["r"] and not world.resumed and not world.failed
+
+
+@pytest.mark.parametrize("mode", ["prefilled", "live"])
+def test_a_move_that_was_not_granted_survives_the_receivers_restart(mode: Mode) -> None:
+    world = World([hello("P", 40, 4), hello("D", 40, 4)], deaths_are_told=False)
+    world.submit("before", "P", PROMPT, 10)
+    world.tick()
+    world.move("before", "D", mode)
+    world.run()
+    world.restart("D")
+    world.submit("r", "P", PROMPT, 60)
+    world.tick()
+    world.move("r", "D", mode)
+    world.run()
+    world.check_end()
+    assert world.raised == ["before", "r"] and not world.failed

@@ -143,7 +143,8 @@ class Endpoint:
     def peer_gone(self, worker: str, now: float) -> list[Action]:
         """The worker is dead, or cannot be reached any more."""
         self._gone.add(worker)
-        return self._lost(worker, f"worker {worker!r} is gone", now)
+        why = f"worker {worker!r} is gone"
+        return [*self.sender.peer_gone(worker, why), *self.receiver.peer_gone(worker, why, now)]
 
     # ---- steps of the verbs -------------------------------------------------------------------
 
@@ -168,18 +169,16 @@ class Endpoint:
             return []  # from before it was started again
         actions: list[Action] = []
         if before is not None and hello.boot > before.boot:
-            actions += self._lost(worker, f"worker {worker!r} was started again", now)
+            why = f"worker {worker!r} was started again"
+            actions += self.sender.peer_gone(worker, why, granted_only=True)
+            actions += self.receiver.peer_gone(worker, why, now)
         self._peers[worker] = msgspec.structs.replace(hello, wants_answer=False)
         self._gone.discard(worker)
         if hello.wants_answer:
             actions.append(Send(worker, self._hello(wants_answer=False)))
-        why = refusal(self.ours, hello)
-        if why is None:
+        refused = refusal(self.ours, hello)
+        if refused is None:
             self._refused.pop(worker, None)
             return [*actions, *self.sender.greeted(worker, now)]
-        self._refused[worker] = why
-        return [*actions, *self.sender.peer_gone(worker, why)]
-
-    def _lost(self, worker: str, reason: str, now: float) -> list[Action]:
-        lost = self.sender.peer_gone(worker, reason)
-        return [*lost, *self.receiver.peer_gone(worker, reason, now)]
+        self._refused[worker] = refused
+        return [*actions, *self.sender.peer_gone(worker, refused)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import xxhash
@@ -47,18 +48,8 @@ def filled(action: SendData, blocks: UInt8, payload: bytes = b"") -> Data:
 
     Without a reference the bytes themselves travel in the message.
     """
-    data = action.data
-    return Data(
-        request=data.request,
-        epoch=data.epoch,
-        lease=data.lease,
-        number=data.number,
-        start=data.start,
-        stop=data.stop,
-        tokens=data.tokens,
-        dtype=data.dtype,
-        checksums=checksums(blocks),
-        payload=payload or blocks.tobytes(),
+    return msgspec.structs.replace(
+        action.data, checksums=checksums(blocks), payload=payload or blocks.tobytes()
     )
 
 

@@ -106,7 +106,7 @@ class Receiver:
         self._manager, self._limits = manager, limits
         self._moves: dict[MoveId, _Move] = {}
         self._ended: dict[MoveId, tuple[float, str | None]] = {}  # when, why; None: it is owned
-        self._next_lease = (ours.boot << 20) + 1  # no lease of an earlier start
+        self._next_lease = (ours.boot << 20) % 2**62 + 1  # no lease of an earlier start
         self.accepting = True
 
     def __contains__(self, move: MoveId) -> bool:
@@ -120,11 +120,6 @@ class Receiver:
     def state(self, move: MoveId) -> ReceiverState:
         """KeyError: no such move holds blocks here."""
         return self._moves[move].state
-
-    @property
-    def num_held_tokens(self) -> int:
-        """Tokens for which moves hold room here, filled or not; those in common count twice."""
-        return sum(it.end for it in self._moves.values())
 
     def handle(self, worker: str, message: ToReceiver, now: float) -> list[Action]:
         """A message of a sender. What does not fit the state of its move changes nothing."""
@@ -149,8 +144,7 @@ class Receiver:
             case Data() if it.state is not ReceiverState.COMPLETE:
                 return self._data(it, message, now)
             case Commit() if it.state is not ReceiverState.COMPLETE:
-                it.commit = message
-                return self._try_to_complete(it, now)
+                return self._try_to_complete(it, message, now)
             case Data() | Commit():
                 return self._say(it, it.renewal(), now)
         return []
@@ -169,8 +163,6 @@ class Receiver:
         if first_bad is not None:
             answer = Nack(*move, lease=it.lease, number=data.number, first_bad=first_bad)
             return self._say(it, answer, now)
-        if it.commit is not None:
-            return self._try_to_complete(it, now)
         return self._say(it, it.renewal(), now)
 
     def own(self, move: MoveId, now: float) -> list[Action]:
@@ -317,53 +309,51 @@ class Receiver:
     def _data(self, it: _Move, data: Data, now: float) -> list[Action]:
         tokens, size = unpack_tokens(data.tokens), data.stop - data.start
         if data.start < 0 or size <= 0 or len(tokens) != size:
-            return self._fail(it, f"data of tokens [{data.start}, {data.stop}) is malformed", now)
+            return self._abandon(
+                it, f"data of tokens [{data.start}, {data.stop}) is malformed", now
+            )
         again = Nack(*it.id, lease=it.lease, number=data.number, first_bad=it.have)
         if data.start > len(it.tokens):  # of what lies between not even the tokens are known
             return self._say(it, again, now)
         known = it.tokens[data.start : data.stop]
         if not np.array_equal(known, tokens[: len(known)]):
-            return self._fail(it, f"tokens [{data.start}, {data.stop}) are not those known", now)
+            return self._abandon(it, f"tokens [{data.start}, {data.stop}) are not those known", now)
+        copies: list[Action] = []
         if data.stop > it.end:
             if it.have < data.start:
                 return self._say(it, again, now)
-            grown = self._grow(it, data.stop, now)
-            if grown is not None:
-                return grown
+            try:
+                copies = self._grow(it, data.stop)
+            except (OutOfBlocks, ValueError) as error:
+                return self._abandon(it, f"no room to grow: {error}", now)
         it.tokens = np.concatenate([it.tokens, tokens[len(known) :]])
         start = max(data.start, it.base)
         if start >= data.stop or it.filled[start - it.base : data.stop - it.base].all():
             return self._say(it, it.renewal(), now)
         it.state = ReceiverState.RECEIVING
         it.writing = Write(it.worker, data, start, it.slots[start - it.base : data.stop - it.base])
-        return [it.writing]
+        return [*copies, it.writing]
 
-    def _grow(self, it: _Move, stop: int, now: float) -> list[Action] | None:
-        """Commits what is there and reserves up to `stop`; the end of the move if it cannot."""
-        manager = self._manager
+    def _grow(self, it: _Move, stop: int) -> list[Action]:
+        """Commits what is there and reserves up to `stop`. Errors as `reserve`: it has no more."""
+        self._commit(it)
+        reservation = self._manager.reserve([it.seq], [stop - it.base])
+        it.slots, it.filled = reservation.slots, np.zeros(stop - it.base, np.bool_)
+        return [Copy(reservation.copies)] if len(reservation.copies) else []
+
+    def _commit(self, it: _Move) -> None:
+        """Ends the reservation: the leading part that was verified is in place."""
         have = it.have
-        manager.commit([it.seq], [it.tokens[it.base : have]])
-        it.base = have
-        try:
-            reservation = manager.reserve([it.seq], [stop - have])
-        except (OutOfBlocks, ValueError) as error:
-            it.slots, it.filled = it.slots[:0], it.filled[:0]
-            return self._fail(it, f"no room to grow: {error}", now)
-        it.slots, it.filled = reservation.slots, np.zeros(stop - have, np.bool_)
-        return None
+        self._manager.commit([it.seq], [it.tokens[it.base : have]])
+        it.base, it.slots, it.filled = have, it.slots[:0], it.filled[:0]
 
-    def _try_to_complete(self, it: _Move, now: float) -> list[Action]:
-        commit = it.commit
-        assert commit is not None
-        if it.have < commit.total or len(it.tokens) < commit.total:
-            it.commit = None
+    def _try_to_complete(self, it: _Move, commit: Commit, now: float) -> list[Action]:
+        if it.have < commit.total:
             nack = Nack(*it.id, lease=it.lease, number=commit.number, first_bad=it.have)
             return self._say(it, nack, now)
-        tokens = it.tokens[it.base : max(it.base, commit.total)]
-        self._manager.commit([it.seq], [tokens])
-        it.base += len(tokens)
-        it.slots, it.filled = it.slots[:0], it.filled[:0]
+        self._commit(it)  # which may be more than `total`: the sender was preempted meanwhile
         it.state, it.until = ReceiverState.COMPLETE, now + self._limits.patience
+        it.commit = commit
         done = Completed(it.id, commit.counts, commit.ended)
         return [*self._say(it, it.renewal(), now), done]
 
@@ -383,9 +373,6 @@ class Receiver:
         it.spoke = now
         return [Send(it.worker, message)]
 
-    def _fail(self, it: _Move, reason: str, now: float) -> list[Action]:
-        return self._abandon(it, reason, now)
-
     def _abandon(self, it: _Move, reason: str, now: float) -> list[Action]:
         self._leave(it, reason, now)
         return [Send(it.worker, Cancel(*it.id, reason=reason)), Abandoned(it.id, reason)]
@@ -394,7 +381,6 @@ class Receiver:
         """Lets go of the blocks; the leading part that was verified stays cached."""
         del self._moves[it.id]
         self._ended[it.id] = (now, reason)
-        leading = it.have - it.base
-        if leading:
-            self._manager.commit([it.seq], [it.tokens[it.base : it.base + leading]])
+        if len(it.slots):
+            self._commit(it)
         self._manager.close(it.seq)

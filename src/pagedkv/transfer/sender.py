@@ -275,9 +275,13 @@ class Sender:
             it.retry_at = now + self._limits.retry
         return [Send(worker, it.reserve) for it in waiting]
 
-    def peer_gone(self, worker: str, reason: str) -> list[Action]:
-        """All moves to the worker have failed."""
-        gone = [it for it in self._moves.values() if it.to == worker]
+    def peer_gone(self, worker: str, reason: str, granted_only: bool = False) -> list[Action]:
+        """Moves to the worker have failed: all of them, or those that it had granted."""
+        gone = [
+            it
+            for it in self._moves.values()
+            if it.to == worker and not (granted_only and it.lease is None)
+        ]
         for it in gone:
             del self._moves[it.id]
         return [a for it in gone for a in (Free(it.id, it.number), Reclaimed(it.id, reason))]

@@ -288,7 +288,7 @@ class BlockManager:
         return self._reserve(seqs, counts)
 
     @watched
-    def commit(self, seqs: Sequence[SeqId], tokens: Sequence[Tokens]) -> None:
+    def commit(self, seqs: Sequence[SeqId], tokens: Sequence[Tokens] | Int32) -> None:
         """Ends reservations: `tokens[i]` (j <= k of them) are in place.
 
             [n, n + j)      committed

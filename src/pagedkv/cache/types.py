@@ -97,7 +97,7 @@ def token_array(tokens: Tokens) -> Int32:
         raise ValueError(f"token {_first_bad(tokens)!r} is not an int32") from None
 
 
-def flatten_tokens(tokens: Sequence[Tokens], n: int) -> tuple[Int32, Int64]:
+def flatten_tokens(tokens: Sequence[Tokens] | Int32, n: int) -> tuple[Int32, Int64]:
     """Ragged `tokens` of n rows as (flat int32 [sum j], counts int64 [n])."""
     if not isinstance(tokens, (Sequence, np.ndarray)) or len(tokens) != n:
         raise ValueError(f"{n} token lists are wanted, one a sequence, got {tokens!r:.200}")

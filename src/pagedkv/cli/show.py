@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 
+import msgspec
 from rich.console import Console
 
 from pagedkv.cli.progress import request_bar
@@ -89,7 +90,7 @@ def as_json(
             "seed": output.seed,
             "queue_time": output.metrics.queue_time,
             "ttft": output.metrics.ttft,
-            "outputs": [asdict(sample) for sample in output.outputs],
+            "outputs": [msgspec.to_builtins(sample) for sample in output.outputs],
         }
         for output, prompt in zip(outputs, prompts, strict=True)
     ]

@@ -107,19 +107,17 @@ class ModelExecutor:
             for score, first in zip(step.prompt_scores, wanted.scored, strict=True)
         )
         end = time.perf_counter()
-        drawn = [draw for draw in draws if draw.error is None]
+        failed = {i: draw.error for i, draw in enumerate(draws) if draw.error is not None}
+        drawn = [draw for draw in draws if draw.error is None] if failed else draws
+        bounds = np.arange(len(draws) + 1, dtype=np.int32)
         return Result(
             tokens=np.array([draw.token for draw in drawn], np.int32),
-            indptr=np.cumsum([0, *(draw.error is None for draw in draws)], dtype=np.int32),
+            indptr=bounds - np.searchsorted(list(failed), bounds).astype(np.int32),
             parents=np.array([sample.row for sample in step.samples], np.int32),
             logprobs=tuple([draw.logprobs for draw in drawn]),
             prompt_logprobs=scores,
             complete=tuple([i for i, draw in enumerate(draws) if draw.complete]),
-            errors={
-                sample.row: draw.error
-                for sample, draw in zip(step.samples, draws, strict=True)
-                if draw.error is not None
-            },
+            errors={step.samples[i].row: why for i, why in failed.items()},
             duration=end - start,
             shared_spans=plan.num_shared_spans,
             transfers=transfers,

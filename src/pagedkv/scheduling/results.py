@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from pagedkv.scheduling.batch import Batch
+from collections.abc import Sequence
+
+import numpy as np
+
+from pagedkv.scheduling.batch import Batch, Row
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Delta
 from pagedkv.scheduling.report import conclude_search, extend_search, take_scores, take_tokens
 from pagedkv.scheduling.request import Branch
 from pagedkv.scheduling.roster import Roster
-from pagedkv.scheduling.step import Result, TokenLogprobs
+from pagedkv.scheduling.step import Int32, Result, TokenLogprobs
 from pagedkv.scheduling.usage import note_merging, recomputed_tokens
 
 
@@ -29,10 +33,7 @@ def take_result(
     deltas = _end_failed_rows(roster, flight, result)
     rows = [row for row in flight.rows if row.branch.open]
     note_merging(roster.manager, rows)
-    roster.manager.commit(
-        [row.branch.seq for row in rows],
-        [row.branch.tokens(row.start, row.start + row.count) for row in rows],
-    )
+    roster.manager.commit([row.branch.seq for row in rows], _tokens(flight, rows))
     for row in rows:
         if row.branch.request.comes_back:
             again = recomputed_tokens(row)
@@ -50,12 +51,19 @@ def take_result(
     return deltas
 
 
+def _tokens(flight: Batch, rows: list[Row]) -> Sequence[list[int]] | Int32:
+    """What these rows of the step have computed."""
+    step = flight.step
+    if len(rows) == len(flight.rows) == step.num_tokens:  # all of them decode
+        return step.tokens[:, None]
+    return [row.branch.tokens(row.start, row.start + row.count) for row in rows]
+
+
 def _end_failed_rows(roster: Roster, flight: Batch, result: Result) -> list[Delta]:
     """Ends the samples on rows that report an error or owe a token."""
     errors = dict(result.errors)
-    for i, sample in enumerate(flight.step.samples):
-        if result.indptr[i] == result.indptr[i + 1]:
-            errors.setdefault(sample.row, "the executor drew no token")
+    for i in np.flatnonzero(np.diff(result.indptr) == 0).tolist():
+        errors.setdefault(flight.step.samples[i].row, "the executor drew no token")
     deltas: list[Delta] = []
     for i in sorted(errors):
         branch = flight.rows[i].branch

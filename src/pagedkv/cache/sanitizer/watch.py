@@ -111,7 +111,7 @@ class Watch:
         if not np.array_equal(result.slots, shadow.slots(rows, starts, wanted)):
             self._checks.wrong_table(ids, "slots that its table does not lead to")
 
-    def commit(self, result: None, seqs: Sequence[SeqId], tokens: Sequence[Tokens]) -> None:
+    def commit(self, result: None, seqs: Sequence[SeqId], tokens: Sequence[Tokens] | Int32) -> None:
         shadow, size = self._shadow, self._size
         ids = int_array(seqs, "seqs")
         rows = self._rows(ids)

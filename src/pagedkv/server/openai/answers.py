@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -147,7 +147,7 @@ class Answer:
         waits = not output.finished and all(sample.finished for sample in output.outputs)
         for sample in output.outputs:
             if waits:
-                sample = replace(sample, finish_reason=None)
+                sample = msgspec.structs.replace(sample, finish_reason=None)
             index = i * self._n + sample.index
             sent = self._sent.get(index)
             if sent is None:
@@ -191,10 +191,10 @@ class Answer:
         if not self._silent:
             return output
         samples = tuple(
-            replace(sample, text="", token_ids=(), logprobs=sample.logprobs and ())
+            msgspec.structs.replace(sample, text="", token_ids=(), logprobs=sample.logprobs and ())
             for sample in output.outputs
         )
-        return replace(output, outputs=samples)
+        return msgspec.structs.replace(output, outputs=samples)
 
 
 def failure(outputs: Iterable[RequestOutput]) -> FailedAnswer | None:

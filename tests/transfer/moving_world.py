@@ -242,6 +242,9 @@ class Worker:
         if request is None:
             self.world.to_front(self.name, ("failed", move))
             return
+        if request.move is not None:  # the newer order counts
+            self.world.to_front(self.name, ("failed", request.move))
+            self.abandon(move.request)
         request.move, request.mode = move, mode
         tokens = np.array(request.known, np.int32)
         self.carry(self.endpoint.start(move, to, tokens, NAMING, mode, 2, self.world.now))

@@ -95,3 +95,22 @@ def test_many_faults_and_a_death_lose_nothing(
     mode: str, faults: dict[int, str], death: tuple[int, str], told: bool
 ) -> None:
     run(mode, faults | {death[0]: death[1]}, told)
+
+
+@given(faults=FAULTS, pauses=st.lists(st.integers(1, 12), min_size=3, max_size=3))
+def test_a_request_that_is_sent_to_and_fro_has_one_owner(
+    faults: dict[int, str], pauses: list[int]
+) -> None:
+    """Beside another one that stays; the next move may begin before the last has ended."""
+    world = World([hello(name, 40, size) for name, size in SIZES.items()], faults)
+    world.submit("r", "P", PROMPT, 60)
+    world.submit("s", "D", PROMPT[:9], 60)
+    for pause, mode in zip(pauses, ("prefilled", "live", "live"), strict=True):
+        for _ in range(pause):
+            world.tick()
+        if "r" not in world.ended:
+            owner = world.fence.owner("r")
+            assert owner is not None
+            world.move("r", "D" if owner.worker == "P" else "P", mode)
+    world.run()
+    world.check_end()

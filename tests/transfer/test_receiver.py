@@ -182,5 +182,23 @@ def test_tenants_do_not_share_what_was_moved() -> None:
     d.end.disown(MoveId("s", 1), "over", 0.0)
 
 
+def test_ends_are_remembered_for_a_while_only() -> None:
+    d = Receiving()
+    for epoch in range(50):
+        d.end.disown(MoveId("r", epoch), "over", epoch * 10.0)
+        d.end.tick(epoch * 10.0)
+        assert isinstance(d.reserve(MoveId("r", epoch), now=epoch * 10.0), Cancel)
+    late = 49 * 10.0
+    remembered = [epoch for epoch in range(50) if _is_remembered(d, MoveId("r", epoch), late)]
+    assert remembered == [46, 47, 48, 49]  # those of the last 40 seconds
+
+
+def _is_remembered(d: Receiving, move: MoveId, now: float) -> bool:
+    answered = d.reserve(move, now=now)
+    if isinstance(answered, Grant):
+        d.end.disown(move, "over", now)
+    return isinstance(answered, Cancel)
+
+
 def _naming() -> tuple[bytes | None, int, bytes | None]:
     return NAMING.namespace, NAMING.public, NAMING.extra

@@ -105,7 +105,7 @@ class Receiver:
     def __init__(self, manager: BlockManager, ours: Hello, limits: TransferLimits) -> None:
         self._manager, self._limits = manager, limits
         self._moves: dict[MoveId, _Move] = {}
-        self._ended: dict[MoveId, tuple[float, str | None]] = {}  # when, why; None: it is owned
+        self._ended: dict[MoveId, tuple[float, str | None]] = {}  # when, why; None: owned
         self._next_lease = (ours.boot << 20) % 2**62 + 1  # no lease of an earlier start
         self.accepting = True
 
@@ -186,7 +186,7 @@ class Receiver:
         """The copy is of no use: the front end has said so, or the host cannot go on with it."""
         it = self._moves.get(move)
         if it is None:
-            self._ended[move] = (now, reason)  # its Reserve may come yet
+            self._remember(move, reason, now)  # its Reserve may come yet
             return []
         if it.state is ReceiverState.OWNED:
             return self.admitted(move, now)
@@ -196,7 +196,7 @@ class Receiver:
         """The scheduler has the blocks of an owned request, or needs them no more."""
         it = self._moves.pop(move, None)
         if it is not None:
-            self._ended[move] = (now, None)
+            self._remember(move, None, now)
             if it.hold is not None:
                 it.hold.release()
         return []
@@ -218,8 +218,11 @@ class Receiver:
                 actions += self._abandon(it, why, now)
             elif now >= it.spoke + limits.heartbeat:
                 actions += self._say(it, it.renewal(), now)
-        for move in [m for m, (when, _) in self._ended.items() if now >= when + limits.memory]:
-            del self._ended[move]
+        while self._ended:
+            oldest = next(iter(self._ended))
+            if now < self._ended[oldest][0] + limits.memory:
+                break
+            del self._ended[oldest]
         return actions
 
     def peer_gone(self, worker: str, reason: str, now: float) -> list[Action]:
@@ -361,7 +364,8 @@ class Receiver:
         self, it: _Move | None, worker: str, message: Cancel, now: float
     ) -> list[Action]:
         if it is None:
-            self._ended.setdefault(message.move, (now, message.reason))
+            if message.move not in self._ended:
+                self._remember(message.move, message.reason, now)
             return []
         decided_elsewhere = (ReceiverState.COMPLETE, ReceiverState.OWNED)  # by the front end
         if it.worker != worker or it.state in decided_elsewhere:
@@ -380,7 +384,12 @@ class Receiver:
     def _leave(self, it: _Move, reason: str, now: float) -> None:
         """Lets go of the blocks; the leading part that was verified stays cached."""
         del self._moves[it.id]
-        self._ended[it.id] = (now, reason)
+        self._remember(it.id, reason, now)
         if len(it.slots):
             self._commit(it)
         self._manager.close(it.seq)
+
+    def _remember(self, move: MoveId, reason: str | None, now: float) -> None:
+        """How a move has ended; the oldest first, for `tick`."""
+        self._ended.pop(move, None)
+        self._ended[move] = (now, reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -18,6 +19,7 @@ from pagedkv.engine.wire import (
     Ask,
     Batch,
     Close,
+    Complete,
     Died,
     Disown,
     FromCore,
@@ -32,6 +34,10 @@ from pagedkv.errors import RequestError
 from pagedkv.scheduling.explain import explain
 from pagedkv.scheduling.messages import Abort, Add, Drain, Message, Resume
 from pagedkv.scheduling.report import refused, refused_resume
+
+# Seconds that a core waits before its next step for the word of the front end on a request that has
+# come: less than a step, and more than the way there and back. So the request is in that step.
+_WORD = 0.01
 
 # Answers a question about the core between two steps, from its argument.
 Answerer = Callable[[EngineCore, str], Any]
@@ -81,6 +87,7 @@ class CoreLoop:
     ) -> None:
         self.core, self.clock, self._moves = core, clock, moves
         self._stalled = False  # the last plan had no room for anything
+        self._word_due = -math.inf  # until then the front end's word on a move is waited for
         self._post = post
         self._inbox: queue.SimpleQueue[ToCore] = queue.SimpleQueue()
         self._applied = 0
@@ -113,7 +120,7 @@ class CoreLoop:
 
     def _take_messages(self) -> bool:
         """All that have come; waits for one if there is nothing else to do. False: it was Close."""
-        while not self._inbox.empty() or self._idle:
+        while not self._inbox.empty() or self._idle or self._word_due > self.clock():
             try:
                 message = self._inbox.get(timeout=self._pause)
             except queue.Empty:  # it is time to look at the moves
@@ -126,6 +133,8 @@ class CoreLoop:
                     self._post(self._answer(ask))
                 case Move() | FromPeer() | Own() | Disown() | PeerGone() as order:
                     self._hand_to_moves(order)
+                    if isinstance(order, (Own, Disown)):
+                        self._word_due = -math.inf
                 case Add() | Abort() | Drain() | Resume() as message:
                     self._hand_over(message)
         return True
@@ -139,6 +148,8 @@ class CoreLoop:
     def _pause(self) -> float | None:
         """Seconds that may pass without a message. None: any time."""
         moves = self._moves
+        if not self._idle:
+            return max(0.0, self._word_due - self.clock())
         return None if moves is None or not (moves.busy or self._stalled) else moves.pause
 
     def _hand_to_moves(self, order: MoveOrder) -> None:
@@ -152,6 +163,8 @@ class CoreLoop:
             self._moves.advance(self.clock(), self._stalled)
             for news in self._moves.take_news():
                 self._post(news)
+                if isinstance(news, Complete):
+                    self._word_due = self.clock() + _WORD
 
     def _hand_over(self, message: Message) -> None:
         self._applied += 1

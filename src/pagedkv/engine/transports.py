@@ -34,7 +34,10 @@ class Transport(Protocol):
         ...
 
     def get(self, reference: bytes) -> UInt8 | None:
-        """The bytes, flat, valid until the next call; None: they are not there any more."""
+        """The bytes, flat, valid until the next call; None: they are not there any more.
+
+        What is written to them the sender does not see.
+        """
         ...
 
     def free(self, move: MoveId, number: int) -> None:
@@ -201,6 +204,8 @@ def _map(place: _Place) -> UInt8 | None:
         facts = os.fstat(descriptor)
         if facts.st_ino != place.inode or not 0 < place.size <= facts.st_size:
             return None
-        return np.frombuffer(mmap.mmap(descriptor, facts.st_size, prot=mmap.PROT_READ), np.uint8)
+        return np.frombuffer(
+            mmap.mmap(descriptor, facts.st_size, access=mmap.ACCESS_COPY), np.uint8
+        )
     finally:
         os.close(descriptor)

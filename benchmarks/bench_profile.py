@@ -106,7 +106,7 @@ def parts_of(steps: ModelSteps, rows: int, context: int, query: int) -> dict[str
         **{part: partial(call_all, calls) for part, calls in layers.items()},
         "write, attention": attention_step(steps.backend, tables.reshape(rows, -1), context, query),
         "head": partial(head, last),
-        "sampling": partial(draw_all, logits, range(rows), samples),
+        "sampling": partial(draw_all, logits, range(rows), samples, best=logits.argmax(dim=1)),
     }
 
 

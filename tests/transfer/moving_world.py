@@ -242,12 +242,10 @@ class Worker:
         if request is None:
             self.world.to_front(self.name, ("failed", move))
             return
-        if request.move is not None:  # the newer order counts
-            self.world.to_front(self.name, ("failed", request.move))
-            self.abandon(move.request)
-        request.move, request.mode = move, mode
         tokens = np.array(request.known, np.int32)
         self.carry(self.endpoint.start(move, to, tokens, NAMING, mode, 2, self.world.now))
+        if move in self.endpoint.sender:
+            request.move, request.mode = move, mode
 
     def drop(self, owned: MoveId, reason: str) -> None:
         request = self.requests.pop(owned, None)

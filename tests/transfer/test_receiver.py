@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from moving_world import LIMITS, NAMING
 from receiving import MOVE, TOKENS, Receiving, answer
 
@@ -180,6 +181,18 @@ def test_tenants_do_not_share_what_was_moved() -> None:
     assert d.manager.match(TOKENS, b"another tenant").cached_tokens == 0
     assert d.reserve(MoveId("s", 1)).have == 11
     d.end.disown(MoveId("s", 1), "over", 0.0)
+
+
+def test_a_write_is_answered_before_the_next_message() -> None:
+    d = Receiving()
+    grant = d.reserve()
+    d.data(grant, 0, 4)
+    with pytest.raises(ValueError, match="call `written` first"):
+        d.data(grant, 4, 8)
+    d.end.written(MOVE, None, 0.0)
+    with pytest.raises(ValueError, match="nothing is being written"):
+        d.end.written(MOVE, None, 0.0)
+    d.end.disown(MOVE, "over", 0.0)
 
 
 def test_ends_are_remembered_for_a_while_only() -> None:

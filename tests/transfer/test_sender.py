@@ -161,6 +161,13 @@ def test_a_request_is_moved_once_at_a_time(p: Sending) -> None:
     p.park()
     with pytest.raises(ValueError, match="parked already"):
         p.park()
+    newer = MoveId("r", 3)
+    actions = p.end.start(newer, "D", TOKENS, NAMING, "live", 0, 0.0)
+    assert Reclaimed(MOVE, "a newer move of the request has begun") in actions
+    assert p.end.sender.moves == [newer] and _reserves(actions) == 1
+    assert p.end.start(MoveId("r", 2), "D", TOKENS, NAMING, "live", 0, 0.0) == [
+        Reclaimed(MoveId("r", 2), "a newer move of the request is under way")
+    ]
 
 
 def _reserves(actions: list[Action]) -> int:

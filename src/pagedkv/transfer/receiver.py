@@ -122,8 +122,15 @@ class Receiver:
         return self._moves[move].state
 
     def handle(self, worker: str, message: ToReceiver, now: float) -> list[Action]:
-        """A message of a sender. What does not fit the state of its move changes nothing."""
+        """A message of a sender. What does not fit the state of its move changes nothing.
+
+        ValueError: the host has not carried out the Write of the message before.
+        """
         it = self._moves.get(message.move)
+        if it is not None and it.writing is not None:
+            raise ValueError(
+                f"move {it.id} has a Write that was not answered: call `written` first"
+            )
         if isinstance(message, Cancel):
             return self._cancelled(it, worker, message, now)
         if it is None:

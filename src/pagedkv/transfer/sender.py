@@ -128,19 +128,25 @@ class Sender:
     ) -> list[Action]:
         """Asks `to` for room. tokens: int32 [n], all that are known.
 
-        headroom: tokens for which the receiver is to have room beyond these. ValueError: the move
-        is under way already, or no such mode.
+        headroom: tokens for which the receiver is to have room beyond these. A request moves once
+        at a time: an earlier move of it is reclaimed. ValueError: the move is under way already, or
+        no such mode.
         """
         if move in self._moves:
             raise ValueError(f"move {move} is under way already: use a new epoch")
         if mode not in get_args(Mode):
             raise ValueError(f"mode={mode!r}: use one of {', '.join(get_args(Mode))}")
+        actions: list[Action] = []
+        for other in [it for it in self._moves.values() if it.id.request == move.request]:
+            if other.id.epoch > move.epoch:
+                return [Reclaimed(move, "a newer move of the request is under way")]
+            actions += self._fail(other, "a newer move of the request has begun")
         reserve = Reserve(*move, tokens=pack_tokens(tokens), naming=naming, headroom=headroom)
         limits = self._limits
         self._moves[move] = _Move(
             move, to, mode, reserve, now, now, now + limits.retry, now + limits.patience
         )
-        return [Send(to, reserve)]
+        return [*actions, Send(to, reserve)]
 
     def progress(self, move: MoveId, seq: SeqId, now: float) -> list[Action]:
         """K/V of all committed tokens of `seq` can be read now. Sends what the window allows.

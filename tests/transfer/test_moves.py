@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from moving_world import World, hello
 
@@ -10,7 +12,9 @@ from pagedkv.transfer.sender import Mode
 PROMPT = list(range(10, 32))
 
 
-def moved(mode: Mode, prompt: list[int], output: int, sizes: tuple[int, int], **options) -> World:
+def moved(
+    mode: Mode, prompt: list[int], output: int, sizes: tuple[int, int], **options: Any
+) -> World:
     """A request that is moved from P to D, in mode "live" when it decodes."""
     world = World([hello("P", 400, sizes[0]), hello("D", 400, sizes[1])], **options)
     world.submit("r", "P", prompt, output)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moving_world import hello
 
+from pagedkv.cache.types import Int32, Int64
 from pagedkv.transfer.actions import SendData, Write
 from pagedkv.transfer.messages import Data, Hello, pack_tokens
-from pagedkv.transfer.payload import DTYPES, as_blocks, convert, filled, store, token_bytes
+from pagedkv.transfer.payload import (
+    DTYPES,
+    KV,
+    UInt8,
+    as_blocks,
+    convert,
+    filled,
+    store,
+    token_bytes,
+)
 
 SHAPE = {"num_layers": 2, "num_kv_heads": 3, "head_dim": 4}
 
@@ -25,31 +37,31 @@ class Store:
         self.blocks[:] = 0x55
         self.reads = 0
 
-    def read(self, blocks):
+    def read(self, blocks: Int32) -> UInt8:
         self.reads += 1
         return self.blocks[blocks]
 
-    def write(self, blocks, data):
+    def write(self, blocks: Int32, data: UInt8) -> None:
         self.blocks[blocks] = data
 
-    def at(self, slots):
+    def at(self, slots: Int64) -> KV:
         """K/V of slots, [n, L, 2, G, D]."""
         size = self.ours.block_size
         view = self.blocks.view(DTYPES[self.ours.dtype]).reshape(-1, 2, 2, size, 3, 4)
         return view[slots // size, :, :, slots % size]
 
-    def put(self, slots, values):
+    def put(self, slots: Int64, values: KV) -> None:
         size = self.ours.block_size
         view = self.blocks.view(DTYPES[self.ours.dtype]).reshape(-1, 2, 2, size, 3, 4)
         view[slots // size, :, :, slots % size] = values
 
 
-def slots_of(table, size, start, stop):
+def slots_of(table: Sequence[int], size: int, start: int, stop: int) -> Int64:
     places = np.arange(start, stop)
     return (np.array(table)[places // size] * size + places % size).astype(np.int64)
 
 
-def sent(source: Store, table, start: int, stop: int) -> Data:
+def sent(source: Store, table: Sequence[int], start: int, stop: int) -> Data:
     """What the sender makes of tokens [start, stop) in blocks `table`."""
     size = source.ours.block_size
     blocks = np.array(table[start // size : -(-stop // size)], np.int32)
@@ -58,7 +70,7 @@ def sent(source: Store, table, start: int, stop: int) -> Data:
     return filled(SendData("D", data, blocks), source.read(blocks))
 
 
-def moved(source: Store, target: Store, data: Data, skip: int, table) -> int | None:
+def moved(source: Store, target: Store, data: Data, skip: int, table: Sequence[int]) -> int | None:
     start = data.start + skip
     slots = slots_of(table, target.ours.block_size, start, data.stop)
     write = Write("P", data, start, slots)
@@ -74,7 +86,12 @@ def moved(source: Store, target: Store, data: Data, skip: int, table) -> int | N
     order=st.permutations(range(1, 30)),
 )
 def test_every_token_arrives_and_no_other_slot_changes(
-    sizes, dtypes, first, length, skip, order
+    sizes: tuple[int, int],
+    dtypes: tuple[str, str],
+    first: int,
+    length: int,
+    skip: int,
+    order: list[int],
 ) -> None:
     ours = [hello("w", 30, s, dtype=d, **SHAPE) for s, d in zip(sizes, dtypes, strict=True)]
     source, target = map(Store, ours)

@@ -13,7 +13,8 @@ class TransferLimits:
 
     lease: either side gives up when it has heard nothing of the other for so long; it must exceed
         the longest pause of a healthy peer, such as a step.
-    retry: what has not been answered is sent again after so long, at most `retries` times in a row.
+    retry: what has not been answered is sent again after so long, K/V after twice as long each
+        further time in a row. retries: so often in a row at most.
     patience: how long a sender goes on asking for room, and a receiver holds a complete copy for
         the front end's word.
     piece_bytes: largest payload of a message. window: messages with payload under way at a time.

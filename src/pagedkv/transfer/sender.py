@@ -170,7 +170,7 @@ class Sender:
         if it.final is not None and it.sent >= it.goal and not it.committing:
             it.number += 1
             it.committing = True
-            it.retry_at = now + self._limits.retry
+            it.retry_at = self._answer_due(it, now)
             commit = it.final
             actions.append(
                 Send(
@@ -268,7 +268,7 @@ class Sender:
                 it.spoke = now
                 actions.append(Send(it.to, it.reserve))
             elif it.waits and now >= it.retry_at:
-                actions += self._again(it, it.acked, f"no answer within {limits.retry} s", now)
+                actions += self._again(it, it.acked, "no answer in time", now)
             if it.id in self._moves and now >= it.spoke + limits.heartbeat:
                 it.spoke = now
                 actions.append(Send(it.to, Hold(*it.id, lease=it.lease)))
@@ -322,7 +322,7 @@ class Sender:
             it.number += 1
             it.flying.append((it.number, stop))
             it.sent = stop
-            it.retry_at = now + self._limits.retry
+            it.retry_at = self._answer_due(it, now)
             data = Data(
                 *it.id,
                 lease=it.lease or 0,
@@ -355,7 +355,7 @@ class Sender:
         it.acked = renew.have
         it.sent = max(it.sent, it.acked)
         it.failures = 0
-        it.retry_at = now + self._limits.retry
+        it.retry_at = self._answer_due(it, now)
         done = 0
         while it.flying and it.flying[0][1] <= it.acked:
             done = it.flying.popleft()[0]
@@ -372,11 +372,15 @@ class Sender:
         it.failures += 1
         if it.failures > self._limits.retries:
             return self._fail(it, f"{why}, {it.failures} times in a row")
-        it.retry_at = now + self._limits.retry
+        it.retry_at = self._answer_due(it, now)
         it.sent = min(it.sent, first)
         it.committing = it.taken = False
         it.flying.clear()  # not freed: they may arrive yet
         return []
+
+    def _answer_due(self, it: _Move, now: float) -> float:
+        """A receiver in a long step is not asked in vain too often: payloads are large."""
+        return now + self._limits.retry * float(2**it.failures)
 
     def _fail(self, it: _Move, reason: str, tell: bool = True) -> list[Action]:
         del self._moves[it.id]

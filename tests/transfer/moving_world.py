@@ -499,7 +499,9 @@ class World:
         return [worker for worker in self.workers.values() if worker.alive]
 
     def check(self) -> None:
-        """Every block is in one state, each open sequence has one holder, owners are single."""
+        """Every block is in one state, each open sequence has one holder, and an id one worker."""
+        owned = [move for worker in self._living() for move in worker.requests]
+        assert len(set(owned)) == len(owned)
         for worker in self._living():
             manager, endpoint = worker.manager, worker.endpoint
             manager.check()

@@ -17,6 +17,7 @@ from pagedkv.transfer.messages import (
     Grant,
     MoveId,
     Nack,
+    Reserve,
     pack_tokens,
 )
 
@@ -59,6 +60,26 @@ def test_a_move_that_was_never_granted_can_be_cancelled() -> None:
     d = Receiving()
     d.end.disown(MOVE, "aborted", 0.0)
     assert isinstance(d.reserve(), Cancel)  # its abort has overtaken it
+
+
+def test_a_reservation_that_does_not_fit_holds_nothing_back() -> None:
+    """Avarok/atlas PR#373, vllm PR#18411: hits were kept when the rest could not be had."""
+    d = Receiving(num_blocks=5)
+    cached = d.manager.open(TOKENS[:8], *_naming())
+    d.manager.reserve([cached], [8])
+    d.manager.commit([cached], [TOKENS[:8]])
+    d.manager.close(cached)
+    other = d.manager.open([9] * 12)
+    d.manager.reserve([other], [12])
+    before = d.manager.snapshot()
+    for _ in range(50):
+        reserve = Reserve(*MOVE, pack_tokens(TOKENS), NAMING, 4)  # 2 hits, 2 blocks more
+        assert isinstance(answer(d.end.handle("P", reserve, 0.0)), Deny)
+    assert d.manager.snapshot() == before
+    d.manager.close(other)
+    grant = answer(d.end.handle("P", reserve, 0.0))
+    assert isinstance(grant, Grant) and grant.have == 8 and d.manager.num_held_blocks == 4
+    d.end.disown(MOVE, "over", 0.0)
 
 
 def test_words_about_unknown_moves_change_nothing() -> None:

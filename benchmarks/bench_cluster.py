@@ -9,8 +9,11 @@ A100, a worker's link has 25 GB/s. Lengths are drawn from azure2023_conv.csv whe
 says where it is, else they are geometric of the same means; arrivals are Poisson.
 
     goodput     requests/s a worker that had their first token within 1 s and the others 60 ms apart
-    router      microseconds of a decision, mean and P99; and a worker's report, mean
+    router      microseconds of a decision, mean and P99; and of a worker's report, mean
     CPU         seconds of this process, and milliseconds a request
+
+Times of the router and of the CPU are those in which this process had a core: on a machine that
+others use as well, what the wall clock would show without them.
 
 The largest case that is meant: --workers 1000 --requests 100, which is 100,000 requests [bar: 15
 minutes of wall time on a machine that does nothing else]. Nothing is asserted.
@@ -49,10 +52,10 @@ class TimedRouter(Router):
         self.took: dict[type, list[float]] = {Arrival: [], WorkerReport: []}
 
     def handle(self, event: RouterEvent, now: float) -> list[Decision]:
-        started = time.perf_counter()
+        started = time.thread_time()
         decisions = super().handle(event, now)
         if type(event) in self.took:
-            self.took[type(event)].append(time.perf_counter() - started)
+            self.took[type(event)].append(time.thread_time() - started)
         return decisions
 
 

@@ -183,7 +183,8 @@ def serve_cluster(
     server = shape.server
     arrivals = trace.arrivals if trace.arrivals is not None else np.zeros(len(trace))
     run = ClusterRun(request_times(trace, arrivals), prompt_tokens=int(trace.prompt_tokens.sum()))
-    agenda, network = Agenda(), Network(shape.link)
+    agenda = Agenda()
+    network = Network(shape.link, agenda)
     # Prompts of a trace that does not say what they share have nothing in common.
     namer = None if trace.block_ids is None else Namer(b"simulated")
     link = Link(shape.link.latency, shape.link.bytes_per_second)

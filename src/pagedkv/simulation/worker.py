@@ -134,10 +134,10 @@ class Worker:
     # What goes out: a MoverHost
 
     def post(self, to: str, message: Message, num_bytes: int, pieces: int) -> None:
-        agenda = self._agenda
-        there = self._around.network.send(self.name, to, num_bytes, agenda.now, pieces)
         target = self._around.listener.worker(to)
-        agenda.at(there, lambda now: target.receive(self.name, message))
+        self._around.network.send(
+            self.name, to, num_bytes, pieces, lambda now: target.receive(self.name, message)
+        )
 
     def completed(self, move: MoveId, counts: tuple[int, ...], ended: tuple[bool, ...]) -> None:
         self._around.listener.completed(self, move, counts, ended)

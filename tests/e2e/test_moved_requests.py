@@ -17,7 +17,7 @@ from pagedkv.engine.requests import text_decoder
 from pagedkv.engine.transports import LocalTransport, SharedMemoryTransport
 from pagedkv.engine.wire import MoveNews, ToPeer
 from pagedkv.scheduling.messages import Abort, Add, Delta
-from pagedkv.transfer.messages import Commit, Grant, MoveId, split_owned_id, unpack
+from pagedkv.transfer.messages import Commit, Grant, MoveId, unpack
 
 STEMS = [
     "You are a helpful assistant who answers in one line. ",
@@ -88,7 +88,7 @@ def mixed(count: int) -> list[tuple[str, SamplingParams]]:
     rng = random.Random(7)
     wanted = []
     for i in range(count):
-        text = rng.choice(STEMS) + rng.choice(ENDINGS) + " " * rng.randrange(3)
+        text = rng.choice(STEMS) + rng.choice(ENDINGS) + f" {rng.randrange(60)}."
         params = SamplingParams(
             n=rng.choice((1, 1, 1, 2, 3)),
             temperature=rng.choice((0.0, 0.9)),
@@ -151,16 +151,16 @@ def check_prefilled(model: Path, count: int, **settings) -> None:
     llm.engine.reset_prefix_cache()
     cluster = TextCluster(llm.get_tokenizer(), p, d)
     assert drive(cluster, llm, wanted, ["prefilled"]) == alone
-    # Some had ended with their first token, before anything could move.
-    ended = {failure.request_id for failure in cluster.failed}
-    assert all(len(sample[0]) == 1 for name in ended for sample in samples(cluster.outputs[name]))
-    assert not ended & set(cluster.moved) and len(cluster.moved) > count // 2
-    moved = {split_owned_id(f"{move.request}@{move.epoch}") for move in cluster.totals}
+    # Some had ended before they could move, and some by a stop string meanwhile.
+    assert not {failure.request_id for failure in cluster.failed} & set(cluster.moved)
+    assert len(cluster.moved) > count // 2
+    moved = [MoveId(name, 1) for name in cluster.moved]
     # Every prompt was moved as a whole: what came, and what was there by its name.
     for move in moved:
         assert cluster.totals[move] == len(cluster.adds[move.request].prompt)
     came = sum(cluster.totals[move] - cluster.found[move] for move in moved)
-    assert d.moves.moved_tokens == came
+    most = sum(total - cluster.found[move] for move, total in cluster.totals.items())
+    assert came <= d.moves.moved_tokens <= most  # some of what came was of no use any more
     assert sum(cluster.found[move] for move in moved) > 0
     # What `d` has computed are the tokens behind the prompts, and of the prompts no block: the last
     # token where the samples of a group part; and the partly filled tail of one whose prompt

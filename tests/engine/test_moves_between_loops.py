@@ -39,7 +39,9 @@ class Loops:
         }
         self.news: queue.SimpleQueue[tuple[str, FromCore]] = queue.SimpleQueue()
         self.loops = {name: self.loop(name) for name in "pd"}
-        self.threads = [threading.Thread(target=loop.run) for loop in self.loops.values()]
+        self.threads = [
+            threading.Thread(target=loop.run, daemon=True) for loop in self.loops.values()
+        ]
         self.fence, self.deltas = Fence(), dict[str, list[Delta]]()
         self.moved = 0
         for thread in self.threads:

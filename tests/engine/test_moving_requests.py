@@ -10,6 +10,7 @@ from moving import VOCAB, Cluster, toy_worker
 from pagedkv.cache import BlockManager
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.toy import ToyExecutor
+from pagedkv.engine.wire import PeerGone
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Add
 from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
@@ -80,6 +81,26 @@ def test_a_move_may_begin_at_any_step(steps: int, mode: str) -> None:
     check(cluster, ())
     assert cluster.moved == ["a"] and not cluster.failed
     assert cluster.workers["d"].core.scheduler.counters.recomputed_tokens == 0
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_request_goes_on_where_it_is_when_nobody_takes_it(silent: bool) -> None:
+    """Nothing comes of what is sent, or the peer is known to be dead."""
+    shared: dict = {}
+    cluster = Cluster(*(toy_worker(name, shared) for name in "pd"), lose=lambda: True)
+    cluster.add(request("a", range(1, 24), max_tokens=6), "p")
+    cluster.move("a", "d")
+    p = cluster.workers["p"]
+    while not cluster.deltas["a"]:
+        cluster.turn(p)
+    for _ in range(5):
+        cluster.turn(p)
+    assert len(cluster.tokens("a")[0]) == 1  # it stands still
+    if not silent:
+        cluster.order("p", PeerGone("d"))
+    cluster.run(turns=200)
+    check(cluster, ())
+    assert not cluster.moved and len(cluster.failed) == 1
 
 
 def test_to_and_fro_while_it_decodes() -> None:

@@ -26,6 +26,7 @@ import catalogue_grammar
 import catalogue_keys
 import catalogue_load
 import catalogue_log
+import catalogue_moves
 import catalogue_openai
 import catalogue_pressure
 import catalogue_routing
@@ -46,6 +47,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *catalogue_keys.MUTANTS,
     *catalogue_load.MUTANTS,
     *catalogue_log.MUTANTS,
+    *catalogue_moves.MUTANTS,
     *catalogue_openai.MUTANTS,
     *catalogue_deadlines.MUTANTS,
     *catalogue_fairness.MUTANTS,

@@ -201,6 +201,23 @@ def test_its_times_are_moved_to_the_clock_of_the_receiver() -> None:
     run.check_idle()
 
 
+def test_the_deadline_of_one_that_has_left_is_nobodys() -> None:
+    """It comes back under its name, with another one."""
+    run = Run()
+    run.add("a", PROMPT, max_tokens=50, deadline=5.0)
+    run.step()
+    resume = take_out(run, "a")
+    enter(run, replace(resume, add=replace(resume.add, deadline=9.0)))
+    run.step()
+    run.now = 6.0
+    run.step()
+    assert ("a", 0) not in run.ends
+    run.now = 9.5
+    run.step()
+    assert run.reason("a") == "deadline"
+    run.check_idle()
+
+
 def test_a_sample_at_the_limits_of_the_receiver_ends_there() -> None:
     tokens = tuple(solo(PROMPT, 5, temperature=0.0, max_tokens=6))
     for run, reason in (

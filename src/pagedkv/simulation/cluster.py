@@ -34,7 +34,7 @@ from pagedkv.transfer.routing import Link, Role, RouterConfig
 
 _LINK = LinkModel(bytes_per_second=25e9)
 # A piece takes the link so long; so many pieces bridge the steps for which answers have to wait.
-_PIECE_SECONDS, _WINDOW = 0.005, 64
+_PIECE_SECONDS, _WINDOW = 0.02, 16
 
 
 @dataclass(frozen=True, slots=True)

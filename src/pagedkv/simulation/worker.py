@@ -24,6 +24,8 @@ from pagedkv.transfer.limits import TransferLimits
 from pagedkv.transfer.messages import Message, MoveId
 from pagedkv.transfer.routing import Role, WorkerEvents, WorkerReport
 
+_REPORT_SECONDS = 0.1  # between two reports to the router, if nothing has come
+
 
 class Listener(Protocol):
     """The front end and its router, as far as workers know them."""
@@ -91,6 +93,7 @@ class Worker:
         )
         self._inbox: deque[Action] = deque()
         self._idle, self._ticking = True, False
+        self._reported = 0.0
         self._seen: list[str] = []  # requests that have come since the last report
         budget, seats = server.scheduling.max_num_batched_tokens, server.scheduling.seats
         self._rate = budget / cost.seconds(step_of(0, 0, budget))
@@ -161,8 +164,12 @@ class Worker:
         if self.mover.busy and not self._ticking:
             self._ticking = True
             self._agenda.at(now + self._around.limits.retry / 2, self._tick)
-        self.report(now)
+        due = self._seen or self.mover.granted or now >= self._reported + _REPORT_SECONDS
+        if due:
+            self.report(now)
         self._idle = not (self.core.has_unfinished() and self._step(now))
+        if self._idle and not due:  # the last word for some time
+            self.report(now)
 
     def _step(self, now: float) -> bool:
         """Starts a step; False: what waits has no room, messages or time will bring it."""
@@ -190,7 +197,8 @@ class Worker:
         self._look_at(self.mover.tick)
 
     def report(self, now: float = 0.0) -> None:
-        """Tells the router how things are, as between any two steps."""
+        """Tells the router how things are: when something has come, or a few times a second."""
+        self._reported = now
         listener = self._around.listener
         if self._events is not None:
             frames = self._events.poll(now)

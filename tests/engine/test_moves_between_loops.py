@@ -144,3 +144,16 @@ def test_a_parked_request_waits_without_steps_until_its_peer_is_gone() -> None:
             loops.deltas["a"] += frame.deltas
     assert outcome(loops.deltas["a"], 1) == alone(add, ())
     loops.close()
+
+
+def test_what_a_move_cannot_contain_is_told(monkeypatch) -> None:
+    loops = Loops()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(loops.workers["p"].moves, "handle", fail)
+    loops.loops["p"].send(PeerGone("d"))
+    frames = [loops.news.get(timeout=WAIT) for _ in range(3)]  # both have begun
+    assert [frame for name, frame in frames if name == "p"][-1] == Died("RuntimeError", "broken")
+    loops.close()

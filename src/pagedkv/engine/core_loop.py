@@ -35,9 +35,9 @@ from pagedkv.scheduling.explain import explain
 from pagedkv.scheduling.messages import Abort, Add, Drain, Message, Resume
 from pagedkv.scheduling.report import refused, refused_resume
 
-# Seconds that a core waits before its next step for the word of the front end on a request that has
-# come: less than a step, and more than the way there and back. So the request is in that step.
-_WORD = 0.01
+# What a core waits at most, before its next step, for the word of the front end on a request that
+# has come, so that it is in that step: a share of its last step, or so many seconds if it is more.
+_WORD_SHARE, _WORD = 0.5, 0.01
 
 # Answers a question about the core between two steps, from its argument.
 Answerer = Callable[[EngineCore, str], Any]
@@ -88,6 +88,7 @@ class CoreLoop:
         self.core, self.clock, self._moves = core, clock, moves
         self._stalled = False  # the last plan had no room for anything
         self._word_due = -math.inf  # until then the front end's word on a move is waited for
+        self._took = 0.0  # seconds: the last step
         self._post = post
         self._inbox: queue.SimpleQueue[ToCore] = queue.SimpleQueue()
         self._applied = 0
@@ -102,21 +103,24 @@ class CoreLoop:
         """Until Close, then True; False: the core cannot go on, and Died was posted."""
         self.thread = threading.get_ident()
         self._post(Batch((), None, 0, core_status(self.core)))
-        while self._take_messages():
-            self._move_on()
-            if not self.core.has_unfinished():
-                continue
-            self.step_began = self.clock()
-            try:
-                deltas, stats = self.core.step(self.step_began)
-            except BaseException as error:  # what a step cannot contain: whoever waits is told
-                self._post(Died(type(error).__name__, str(error)))
-                return False
-            self.step_began = None
-            self._stalled = stats is None and not deltas
-            self._post(Batch(tuple(deltas), stats, self._applied, core_status(self.core)))
-            self._move_on()
+        try:
+            while self._take_messages():
+                self._move_on()
+                if self.core.has_unfinished():
+                    self._step()
+        except BaseException as error:  # what a step cannot contain: whoever waits is told
+            self._post(Died(type(error).__name__, str(error)))
+            return False
         return True
+
+    def _step(self) -> None:
+        self.step_began = self.clock()
+        deltas, stats = self.core.step(self.step_began)
+        self._took = self.clock() - self.step_began
+        self.step_began = None
+        self._stalled = stats is None and not deltas
+        self._post(Batch(tuple(deltas), stats, self._applied, core_status(self.core)))
+        self._move_on()
 
     def _take_messages(self) -> bool:
         """All that have come; waits for one if there is nothing else to do. False: it was Close."""
@@ -164,7 +168,7 @@ class CoreLoop:
             for news in self._moves.take_news():
                 self._post(news)
                 if isinstance(news, Complete):
-                    self._word_due = self.clock() + _WORD
+                    self._word_due = self.clock() + max(_WORD, _WORD_SHARE * self._took)
 
     def _hand_over(self, message: Message) -> None:
         self._applied += 1

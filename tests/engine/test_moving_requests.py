@@ -5,16 +5,17 @@ from __future__ import annotations
 import random
 
 import pytest
-from moving import VOCAB, Cluster, toy_worker
+from moving import VOCAB, Cluster, Worker, toy_worker
 
 from pagedkv.cache import BlockManager
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.toy import ToyExecutor
-from pagedkv.engine.wire import PeerGone
+from pagedkv.engine.wire import Disown, FromPeer, PeerGone
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Add
 from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
 from pagedkv.scheduling.scheduler import Scheduler
+from pagedkv.transfer.messages import unpack
 
 EOS = (3, 11)
 Outcome = tuple[list[tuple[int, ...]], list[str | None]]
@@ -118,6 +119,40 @@ def test_to_and_fro_while_it_decodes() -> None:
     assert len(cluster.moved) > 5 and not cluster.failed
     for worker in cluster.workers.values():
         assert worker.core.scheduler.counters.recomputed_tokens == 0
+
+
+def test_a_reservation_behind_its_disown_holds_nothing() -> None:
+    """The front end has given the move up before the sender's first word came."""
+    shared: dict = {}
+    p, d = (toy_worker(name, shared) for name in "pd")
+    cluster = Cluster(p, d)
+    cluster.add(request("a", range(1, 24), max_tokens=40), "p")
+    cluster.move("a", "d", "live")
+    while "Reserve" not in kinds(d):
+        if d.inbox:  # a handshake
+            cluster.turn(d)
+        cluster.turn(p)
+    d.inbox.appendleft(Disown("a", 1))
+    cluster.turn(d)
+    assert not d.moves.endpoint.receiver.moves and d.manager.num_held_blocks == 0
+    cluster.run()
+    check(cluster, ())
+    assert not cluster.moved and len(cluster.failed) == 1
+
+
+def test_a_request_that_is_disowned_before_its_first_step_never_runs() -> None:
+    worker = toy_worker("p", {})
+    worker.core.send(request("a@0", range(1, 24), max_tokens=40))
+    worker.moves.handle(Disown("a", 0), 0.0)
+    deltas, stats = worker.core.step(0.0)
+    assert stats is None and [delta.finish_reason for delta in deltas] == ["abort"]
+    assert not worker.core.has_unfinished() and not worker.core.request_ids
+
+
+def kinds(worker: Worker) -> list[str]:
+    """Of the messages of other workers that wait for it."""
+    frames = [order.frame for order in worker.inbox if isinstance(order, FromPeer)]
+    return [type(unpack(frame)).__name__ for frame in frames]
 
 
 def random_add(rng: random.Random, name: str) -> Add:

@@ -112,9 +112,8 @@ def test_a_move_that_failed_leaves_what_it_brought() -> None:
     assert world.sent_tokens <= sent + known - sent // 4 * 4 and sent >= 8
 
 
-def test_a_worker_that_takes_no_more_is_asked_once() -> None:
-    world = World([hello("P", 40, 4), hello("D", 40, 4)])
-    world.workers["D"].endpoint.receiver.accepting = False
+def test_a_worker_that_can_never_take_it_is_asked_once() -> None:
+    world = World([hello("P", 40, 4), hello("D", 3, 4)])
     world.submit("r", "P", PROMPT, 40)
     world.tick()
     world.move("r", "D", "live")

@@ -88,6 +88,36 @@ def test_data_of_other_tokens_ends_the_move() -> None:
     assert d.available == 8 and d.manager.match(TOKENS, *_naming()).cached_tokens == 0
 
 
+@pytest.mark.parametrize(
+    ("start", "stop", "tokens"),
+    [
+        (0, 4, b"abc"),  # no int32
+        (0, 4, pack_tokens(TOKENS[:3])),
+        (4, 4, b""),
+        (-4, 0, pack_tokens(TOKENS[:4])),
+        (12, 16, pack_tokens(-TOKENS[:4])),  # no ids
+    ],
+)
+def test_malformed_data_ends_the_move_alone(start: int, stop: int, tokens: bytes) -> None:
+    d = Receiving()
+    grant = d.reserve()
+    d.put(grant, 0, 12)
+    actions = d.end.handle("P", Data(*MOVE, grant.lease, 1, start, stop, tokens, "float32"), 0.0)
+    assert isinstance(answer(actions), Cancel)
+    assert actions[-1] == Abandoned(MOVE, f"data of tokens [{start}, {stop}) is malformed")
+    assert d.available == 8
+
+
+def test_an_end_as_owner_is_not_forgotten_when_the_request_has_moved_on() -> None:
+    """Its sender may not have heard that it was taken: it must not go on with the request."""
+    d = Receiving()
+    grant = complete(d)
+    d.end.own(MOVE, 0.0)
+    d.end.admitted(MOVE, 0.0)
+    d.end.disown(MOVE, "it has another owner", 0.0)
+    assert answer(d.commit(grant)) == Ack(*MOVE)
+
+
 def test_a_sequence_grows_beyond_what_was_reserved() -> None:
     d = Receiving()
     grant = d.reserve()

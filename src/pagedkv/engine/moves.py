@@ -25,7 +25,7 @@ from pagedkv.engine.wire import (
     ToPeer,
 )
 from pagedkv.errors import ConfigError, PagedKVError
-from pagedkv.scheduling.messages import Resume
+from pagedkv.scheduling.messages import Abort, Resume
 from pagedkv.scheduling.request import Request
 from pagedkv.transfer.actions import (
     Abandoned,
@@ -273,11 +273,12 @@ class Moves:
             self._forget(mine)
             told = self.endpoint.cancel(mine, "it has another owner")
             self._carry_out([action for action in told if not isinstance(action, Send)], now)
-        if move in self.endpoint.receiver:
-            why = "the front end has given this copy up"
-            self._carry_out(self.endpoint.disown(move, why, now), now)
+        why = "the front end has given this copy up"
+        self._carry_out(self.endpoint.disown(move, why, now), now)
         if move.owned_id in self._scheduler:
             self.core.release(move.owned_id, now)
+        elif move.owned_id in self.core:  # sent, and not taken in yet
+            self.core.send(Abort(move.owned_id))
 
     # ---- coming -------------------------------------------------------------------------------
 

@@ -97,17 +97,13 @@ class _Move:
 
 
 class Receiver:
-    """All moves to this worker. Opens, reserves, commits and closes sequences of `manager`.
-
-    accepting: False refuses new moves, as a worker does that is being drained.
-    """
+    """All moves to this worker. Opens, reserves, commits and closes sequences of `manager`."""
 
     def __init__(self, manager: BlockManager, ours: Hello, limits: TransferLimits) -> None:
         self._manager, self._limits = manager, limits
         self._moves: dict[MoveId, _Move] = {}
         self._ended: dict[MoveId, tuple[float, str | None]] = {}  # when, why; None: owned
         self._next_lease = (ours.boot << 20) % 2**62 + 1  # no lease of an earlier start
-        self.accepting = True
 
     def __contains__(self, move: MoveId) -> bool:
         return move in self._moves
@@ -193,7 +189,8 @@ class Receiver:
         """The copy is of no use: the front end has said so, or the host cannot go on with it."""
         it = self._moves.get(move)
         if it is None:
-            self._remember(move, reason, now)  # its Reserve may come yet
+            if move not in self._ended:  # its Reserve may come yet
+                self._remember(move, reason, now)
             return []
         if it.state is ReceiverState.OWNED:
             return self.admitted(move, now)
@@ -292,8 +289,6 @@ class Receiver:
     def _refusal(self, message: Reserve) -> Deny | None:
         """Why there is no room, for now or for good; None: there may be."""
         manager, move, naming = self._manager, message.move, message.naming
-        if not self.accepting:
-            return Deny(*move, reason="this worker takes no more requests")
         try:
             tokens = unpack_tokens(message.tokens)
             match = manager.match(tokens, naming.namespace, naming.public, naming.extra)
@@ -317,11 +312,12 @@ class Receiver:
         return None
 
     def _data(self, it: _Move, data: Data, now: float) -> list[Action]:
-        tokens, size = unpack_tokens(data.tokens), data.stop - data.start
-        if data.start < 0 or size <= 0 or len(tokens) != size:
-            return self._abandon(
-                it, f"data of tokens [{data.start}, {data.stop}) is malformed", now
-            )
+        malformed = f"data of tokens [{data.start}, {data.stop}) is malformed"
+        if not 0 <= data.start < data.stop or len(data.tokens) != 4 * (data.stop - data.start):
+            return self._abandon(it, malformed, now)
+        tokens = unpack_tokens(data.tokens)
+        if (tokens < 0).any():
+            return self._abandon(it, malformed, now)
         again = Nack(*it.id, lease=it.lease, number=data.number, first_bad=it.have)
         if data.start > len(it.tokens):  # of what lies between not even the tokens are known
             return self._say(it, again, now)

@@ -116,5 +116,10 @@ def test_what_is_no_frame_is_an_error() -> None:
     for data in (b"", b"\xc1", msgspec.msgpack.encode({"type": "Batch"}), pack(Close())):
         with pytest.raises(msgspec.DecodeError):
             unpack_from_core(data)
+    unknown = msgspec.msgpack.encode(
+        {"type": "Move", "request_id": "x", "epoch": 1, "to": "d", "mode": "at once"}
+    )
+    with pytest.raises(msgspec.DecodeError, match="mode"):
+        unpack_to_core(unknown)
     with pytest.raises(TypeError, match="cannot be sent"):
         pack(Answer(1, object()))

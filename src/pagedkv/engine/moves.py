@@ -72,7 +72,7 @@ class _Leaving:
     """
 
     request_id: str
-    mode: str
+    mode: Mode
     to_park: bool = False
     parked: bool = False
     prompt: SeqId | None = None
@@ -198,13 +198,12 @@ class Moves:
         if move in self._leaving:
             return
         self._leaving[move] = _Leaving(found, order.mode)
-        mode: Mode = "prefilled" if order.mode == "prefilled" else "live"
         actions = self.endpoint.start(
             move,
             order.to,
             request.common_tokens(),
             Naming(request.namespace, request.public),
-            mode,
+            order.mode,
             self._manager.block_size,
             now,
         )

@@ -14,6 +14,7 @@ import numpy as np
 from pagedkv.engine.facts import Facts
 from pagedkv.engine.status import CoreStatus
 from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, Message, Resume, StepStats
+from pagedkv.transfer.sender import Mode
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
@@ -87,7 +88,7 @@ class Move(msgspec.Struct, frozen=True, tag=True):
     request_id: str
     epoch: int
     to: str
-    mode: str = "prefilled"
+    mode: Mode = "prefilled"
 
 
 class FromPeer(msgspec.Struct, frozen=True, tag=True):

@@ -6,6 +6,7 @@ import queue
 import threading
 from dataclasses import replace
 
+import pytest
 from moving import toy_worker
 from test_moving_requests import alone, outcome, request
 
@@ -21,6 +22,7 @@ from pagedkv.engine.wire import (
     FromPeer,
     Move,
     MoveFailed,
+    MoveOrder,
     Own,
     PeerGone,
     ToPeer,
@@ -157,3 +159,27 @@ def test_what_a_move_cannot_contain_is_told(monkeypatch) -> None:
     frames = [loops.news.get(timeout=WAIT) for _ in range(3)]  # both have begun
     assert [frame for name, frame in frames if name == "p"][-1] == Died("RuntimeError", "broken")
     loops.close()
+
+
+def test_steps_go_on_while_peers_talk_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, heard = toy_worker("p", {}), 0
+    batches: list[Batch] = []
+
+    def post(frame: FromCore) -> None:
+        if isinstance(frame, Batch):
+            batches.append(frame)
+            if any(delta.finish_reason for delta in frame.deltas):
+                loop.send(Close())
+
+    def answer(order: MoveOrder, now: float) -> None:
+        nonlocal heard
+        heard += 1
+        assert heard < 1000, "no step in between"
+        loop.send(order)
+
+    monkeypatch.setattr(worker.moves, "handle", answer)
+    loop = CoreLoop(worker.core, post, moves=worker.moves)
+    loop.send(request("a@0", range(1, 9), max_tokens=5))
+    loop.send(FromPeer("d", b""))
+    assert loop.run()
+    assert sum(len(delta.token_ids) for batch in batches for delta in batch.deltas) == 5

@@ -123,8 +123,14 @@ class CoreLoop:
         self._move_on()
 
     def _take_messages(self) -> bool:
-        """All that have come; waits for one if there is nothing else to do. False: it was Close."""
-        while not self._inbox.empty() or self._idle or self._word_due > self.clock():
+        """All that have come; waits for one if there is nothing else to do. False: it was Close.
+
+        What comes meanwhile waits for a step, if there is one to do: peers answer each other at
+        once, and requests that run would stand still until all K/V of another have come.
+        """
+        left = self._inbox.qsize()
+        while left > 0 or self._idle or self._word_due > self.clock():
+            left -= 1
             try:
                 message = self._inbox.get(timeout=self._pause)
             except queue.Empty:  # it is time to look at the moves

@@ -80,7 +80,7 @@ def test_prefilled_requests_go_on_elsewhere_and_nothing_is_computed_again(worker
     all_free(workers)
     moved = int((TRACE.output_tokens > 1).sum())
     assert run.moves.sent == run.moves.received == moved
-    assert run.failed_moves == run.moves.failed == 0
+    assert run.moves.failed == 0
     # Every block of every prompt is sent, once.
     longer = TRACE.prompt_tokens[TRACE.output_tokens > 1]
     assert run.moves.blocks_sent == (-(-longer // 16)).sum()
@@ -125,6 +125,15 @@ def test_blocks_that_are_there_by_name_are_not_sent(workers):
     assert run.moves.tokens_there == 7 * 160
     assert run.moves.blocks_sent == 11 + 7
     assert run.cached_tokens >= 7 * 160
+
+
+def test_requests_that_end_with_their_first_token_leave_nothing_behind(workers):
+    outputs = np.array([1, 4] * 6)
+    trace = Trace(np.arange(12) * 0.02, np.full(12, 100), outputs, None, None, None)
+    run = serve_cluster(trace, ClusterShape(SERVER, prefill=1, decode=1), COST)
+    all_served(run, trace)
+    all_free(workers)
+    assert (run.moves.received, run.moves.failed) == (6, 0)
 
 
 def test_the_router_sheds_what_comes_too_late():

@@ -211,7 +211,7 @@ def _summary(run: ClusterRun, objective: Objective) -> Table:
         + _marks(percentiles(run.requests, "tpot"), 1e3, "ms"),
         "prompt tokens": f"{run.prompt_tokens:,}, {run.cached_tokens:,} from the prefix cache",
         "moved": f"{moves.received:,} requests, {moves.blocks_sent:,} blocks; "
-        f"{moves.tokens_there:,} tokens were there, {run.failed_moves:,} moves failed",
+        f"{moves.tokens_there:,} tokens were there, {moves.failed:,} moves failed",
         "links": f"{format_size(network.bytes)}, busy {network.busy_seconds:,.1f} s, "
         f"waited for {network.waited_seconds:,.1f} s",
         "router": f"{run.decisions:,} decisions",

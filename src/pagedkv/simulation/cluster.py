@@ -117,7 +117,6 @@ class ClusterRun:
     workers: list[WorkerUse] = field(default_factory=list)
     network: NetworkUse = NetworkUse(0, 0.0, 0.0)
     decisions: int = 0
-    failed_moves: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     num_events: int = 0
@@ -218,6 +217,6 @@ def serve_cluster(
         for w in front.workers.values()
     ]
     run.network = NetworkUse(network.num_bytes, network.busy_seconds, network.waited_seconds)
-    run.decisions, run.failed_moves = front.num_decisions, front.num_failed_moves
+    run.decisions = front.num_decisions
     run.cached_tokens, run.num_events = front.cached_tokens, agenda.num_done
     return run

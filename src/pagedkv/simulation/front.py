@@ -52,7 +52,7 @@ class Front:
     ) -> None:
         self.router, self.fence = router, Fence()
         self.workers: dict[str, Worker] = {}
-        self.num_decisions = self.num_failed_moves = 0
+        self.num_decisions = 0
         self.cached_tokens = 0
         self._agenda, self._times, self._namer, self._objective = agenda, times, namer, objective
         self._owned: dict[str, MoveId] = {}  # ids that have reported something
@@ -106,7 +106,6 @@ class Front:
         self._carry_out(self.fence.complete(move, counts, ended))
 
     def failed(self, worker: Worker, move: MoveId, reason: str) -> None:
-        self.num_failed_moves += 1
         self._carry_out(self.fence.move_failed(move, worker.name))
 
     def _ask(self, event: RouterEvent) -> None:

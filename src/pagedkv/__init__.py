@@ -78,6 +78,7 @@ _EXTRAS = MappingProxyType(
         "prometheus_client": "server",
         "httpx": "server",
         "aiohttp": "server",
+        "ray": "cluster",
         "opentelemetry": "tracing",
         "opentelemetry.exporter": "tracing",
     }

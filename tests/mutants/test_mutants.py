@@ -74,6 +74,7 @@ ROOMS = (
     "simulation",
     "engine",
     "server",
+    "cluster",
     "loadtest",
     "bench",
     "attention",

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pagedkv.attention.backends import BACKENDS
+from pagedkv.engine.arguments import make_llm
 from pagedkv.engine.llm import DTYPES, LLM
 from pagedkv.engine.tiers import TierConfig
 from pagedkv.errors import ConfigError
 from pagedkv.models.native import KERNELS
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.tenants import Tenant
-from pagedkv.server.core_process import make_llm
 from pagedkv.server.layers import (
     FOREIGN,
     Loaded,
@@ -289,7 +289,7 @@ def test_the_address_of_spans_holds_no_password(url: str) -> None:
 def test_the_engine_has_every_setting_of_an_llm() -> None:
     ours = set(EngineSettings.model_fields)
     llm = set(inspect.signature(LLM.__init__).parameters) - {"self"}
-    assert llm - {"scheduling", "public_prefixes", "tiers"} <= ours
+    assert llm - {"scheduling", "public_prefixes", "tiers", "max_moves"} <= ours
     tiers = {field.name for field in dataclasses.fields(TierConfig)}
     assert tiers <= ours
     scheduler = {field.name for field in dataclasses.fields(SchedulerConfig)}
@@ -306,7 +306,7 @@ def test_an_llm_can_be_made_of_them(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[dict[str, Any]] = []
-    monkeypatch.setattr("pagedkv.server.core_process.LLM", lambda **given: made.append(given))
+    monkeypatch.setattr("pagedkv.engine.arguments.LLM", lambda **given: made.append(given))
     prefix = tmp_path / "prefix.txt"
     prefix.write_text("Once")
     text = (

@@ -18,6 +18,7 @@ from pagedkv.cli.bench_parts import cache as bench_cache
 from pagedkv.cli.bench_serve import serve as bench_serve
 from pagedkv.cli.chat import chat
 from pagedkv.cli.doctor import doctor
+from pagedkv.cli.drain import drain
 from pagedkv.cli.explain import explain
 from pagedkv.cli.generate import generate
 from pagedkv.cli.key import new
@@ -117,6 +118,7 @@ def invoke(args: list[str]) -> int:
     app.command()(plan)
     app.command()(doctor)
     app.command()(top)
+    app.command()(drain)
     simulate = typer.Typer(help="What a trace of requests would have made of a pool.")
     for command in (cache, memory, allocators):
         simulate.command()(command)

@@ -32,7 +32,15 @@ from pagedkv.engine.wire import (
 )
 from pagedkv.errors import RequestError
 from pagedkv.scheduling.explain import explain
-from pagedkv.scheduling.messages import Abort, Add, Drain, Message, Resume
+from pagedkv.scheduling.messages import (
+    Abort,
+    Add,
+    Delta,
+    Drain,
+    Message,
+    Resume,
+    StepStats,
+)
 from pagedkv.scheduling.report import refused, refused_resume
 
 # What a core waits at most, before its next step, for the word of the front end on a request that
@@ -92,6 +100,7 @@ class CoreLoop:
         self._post = post
         self._inbox: queue.SimpleQueue[ToCore] = queue.SimpleQueue()
         self._applied = 0
+        self._held = 0  # blocks, as of the last status that was posted
         self.step_began: float | None = None  # on the clock; None between two steps
         self.thread: int | None = None  # id of the one in `run`
 
@@ -102,7 +111,7 @@ class CoreLoop:
     def run(self) -> bool:
         """Until Close, then True; False: the core cannot go on, and Died was posted."""
         self.thread = threading.get_ident()
-        self._post(Batch((), None, 0, core_status(self.core)))
+        self._post_batch((), None)
         try:
             while self._take_messages():
                 self._move_on()
@@ -119,7 +128,7 @@ class CoreLoop:
         self._took = self.clock() - self.step_began
         self.step_began = None
         self._stalled = stats is None and not deltas
-        self._post(Batch(tuple(deltas), stats, self._applied, core_status(self.core)))
+        self._post_batch(tuple(deltas), stats)
         self._move_on()
 
     def _take_messages(self) -> bool:
@@ -175,6 +184,14 @@ class CoreLoop:
                 self._post(news)
                 if isinstance(news, Complete):
                     self._word_due = self.clock() + max(_WORD, _WORD_SHARE * self._took)
+            held = self.core.scheduler.manager.num_held_blocks
+            if held != self._held and not self.core.has_unfinished():
+                self._post_batch((), None)  # no step will say it
+
+    def _post_batch(self, deltas: tuple[Delta, ...], stats: StepStats | None) -> None:
+        status = core_status(self.core)
+        self._held = status.blocks_held
+        self._post(Batch(deltas, stats, self._applied, status))
 
     def _hand_over(self, message: Message) -> None:
         self._applied += 1

@@ -14,7 +14,8 @@ class Facts:
     """config: of the core's scheduler. num_blocks: of the pool.
 
     sequence_blocks: most blocks that one sequence can have. folder: of the model, with its
-    tokenizer; None: there is none. report: lines on how the core was set up.
+    tokenizer; None: there is none. report: lines on how the core was set up. kv_bytes_per_token: of
+    all layers; 0: not said.
     """
 
     config: SchedulerConfig
@@ -23,6 +24,7 @@ class Facts:
     sequence_blocks: int
     folder: str | None = None
     report: tuple[str, ...] = ()
+    kv_bytes_per_token: int = 0
 
     def validate(self, add: Add) -> None:
         """RequestError: the request can never run in this core. Its queue is not looked at."""

@@ -21,11 +21,43 @@ class TenantLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """A worker of a cluster. state: "ready", "draining", "loading" or "gone".
+
+    restarts: of its process, since the start. requests: those that are its own now, whether they
+    run, wait, or are on their way to it; running, waiting, blocks: as of its last step.
+    """
+
+    name: str
+    role: str
+    state: str
+    restarts: int
+    requests: int
+    running: int
+    waiting: int
+    blocks: int
+    blocks_held: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    """Workers behind one front end, and what has become of requests since the start.
+
+    moves_done, moves_failed: to another worker. resumed: whose worker had died.
+    """
+
+    workers: tuple[WorkerLoad, ...]
+    moves_done: int = 0
+    moves_failed: int = 0
+    resumed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class CoreStatus:
     """An engine between two steps.
 
     blocks_free + blocks_cached + blocks_held + blocks_draining == num_blocks. Requests that were
-    preempted wait. tenants: those that have any requests.
+    preempted wait. tenants: those that have any requests. cluster: where this adds up several.
     """
 
     num_blocks: int
@@ -46,6 +78,7 @@ class CoreStatus:
     backlog_seconds: float  # see `scheduling.backlog`
     tenants: tuple[TenantLoad, ...]
     counters: EngineCounters
+    cluster: ClusterStatus | None = None
 
     @property
     def kv_cache_usage(self) -> float:

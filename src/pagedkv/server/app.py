@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from pagedkv.server import dashboard, health
+from pagedkv.server import dashboard, health, workers
 from pagedkv.server.async_engine import AsyncEngine
 from pagedkv.server.authentication import KeyMiddleware, operator_only
 from pagedkv.server.exchange import ExchangeMiddleware
@@ -24,6 +24,8 @@ def create_app(engine: AsyncEngine, settings: ServeSettings) -> FastAPI:
     add_error_handlers(app)
     app.include_router(health.router(engine, given.watchdog_after))
     app.include_router(openai.router(engine, settings))
+    if settings.cluster.roles():
+        app.include_router(workers.router(engine))
     if given.dashboard:
         app.include_router(dashboard.router(engine, models[0]))
     # The last one added is the outermost: nothing is read for those who may not come in.

@@ -11,14 +11,14 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pagedkv import extras
+from pagedkv.engine.arguments import make_llm
 from pagedkv.engine.core_loop import CoreLoop, core_facts
-from pagedkv.engine.llm import LLM
-from pagedkv.engine.tiers import TierConfig
+from pagedkv.engine.settle import settle
 from pagedkv.engine.watchdog import watching
 from pagedkv.engine.wire import (
     Batch,
@@ -32,30 +32,14 @@ from pagedkv.engine.wire import (
     unpack_to_core,
 )
 from pagedkv.errors import PagedKVError
-from pagedkv.scheduling.tenants import Tenant
 from pagedkv.server.core_link import LENGTH
-from pagedkv.server.settle import settle
 
 if TYPE_CHECKING:
+    from pagedkv.engine.llm import LLM
     from pagedkv.server.kv_events import EventPublisher
 
 # Seconds that a step may go on after the front is gone.
 _GRACE = 5.0
-
-
-def make_llm(arguments: Mapping[str, Any]) -> LLM:
-    """An LLM from plain values. As there, but tiers and tenants are dicts of their fields."""
-    given = dict(arguments)
-    if given.get("tiers") is not None:
-        given["tiers"] = TierConfig(**given["tiers"])
-    settings = dict(given.get("scheduling") or {})
-    tenants = settings.get("tenants")
-    if tenants is not None:
-        settings["tenants"] = {name: Tenant(**granted) for name, granted in tenants.items()}
-    if "default_tenant" in settings:
-        settings["default_tenant"] = Tenant(**settings["default_tenant"])
-    given["scheduling"] = settings
-    return LLM(**given)
 
 
 class _Frames:

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ValidationError
 from pagedkv.errors import ConfigError
 from pagedkv.server.setting_types import SECRETS, flag_names
 from pagedkv.server.settings import (
+    ClusterSettings,
     EngineSettings,
     PublicPrefix,
     ServerSettings,
@@ -33,7 +34,7 @@ PREFIX = "PAGEDKV_"
 CONFIG_VARIABLE = "PAGEDKV_CONFIG"
 DEFAULT = "default"
 SECTIONS: Mapping[str, type[BaseModel]] = MappingProxyType(
-    {"server": ServerSettings, "engine": EngineSettings}
+    {"server": ServerSettings, "engine": EngineSettings, "cluster": ClusterSettings}
 )
 _TABLES: Mapping[str, type[BaseModel]] = MappingProxyType(
     {"tenants": TenantSettings, "slo_classes": SloClass}
@@ -113,7 +114,7 @@ def load_settings(
 
 
 def section_of(name: str) -> str:
-    """The section, server or engine, of a setting."""
+    """The section, such as server, of a setting."""
     return next(section for section, model in SECTIONS.items() if name in model.model_fields)
 
 

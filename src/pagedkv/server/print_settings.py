@@ -12,14 +12,14 @@ from pagedkv.server.layers import Loaded
 
 
 def as_toml(loaded: Loaded) -> str:
-    """Sections server and engine whole; of tenants, classes and prefixes what there is.
+    """Sections server, engine and cluster whole; of tenants, classes and prefixes what there is.
 
     Keys in clear are not shown: they have to be given again. Hashes of keys are, since they lead
     back to no key.
     """
     settings = loaded.settings
     lines = ["# Settings in force, and where each came from."]
-    for section in ("server", "engine"):
+    for section in ("server", "engine", "cluster"):
         lines += ["", f"[{section}]", *_lines(loaded, getattr(settings, section), section)]
     for name, tenant in settings.tenants.items():
         lines += ["", f"[tenants.{toml_value(name)}]", *_lines(loaded, tenant, "tenants", name)]

@@ -18,19 +18,19 @@ from fastapi import FastAPI
 from transformers import PreTrainedTokenizerBase
 
 from pagedkv import extras
+from pagedkv.engine.arguments import make_llm
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.core_loop import core_facts
 from pagedkv.engine.facts import Facts
 from pagedkv.engine.llm import LLM
+from pagedkv.engine.settle import settle
 from pagedkv.errors import ConfigError, EngineDeadError, PagedKVError
 from pagedkv.models.tokenizer import load_tokenizer
 from pagedkv.server.app import create_app
 from pagedkv.server.async_engine import AsyncEngine
 from pagedkv.server.core_link import CoreLink, ProcessLink, ThreadLink
-from pagedkv.server.core_process import make_llm
 from pagedkv.server.http_protocol import PatientProtocol
 from pagedkv.server.settings import ServerSettings, ServeSettings
-from pagedkv.server.settle import settle
 
 if TYPE_CHECKING:
     from pagedkv.server.tracing import Tracing
@@ -105,6 +105,13 @@ def _tracing(endpoint: str | None) -> Tracing | None:
 
 def _link(settings: ServeSettings) -> CoreLink:
     arguments = settings.core_arguments()
+    roles = settings.cluster.roles()
+    if roles:
+        with extras():
+            from pagedkv.cluster.actors import Plan
+            from pagedkv.cluster.link import ClusterLink
+        address = settings.cluster.ray_address
+        return ClusterLink(Plan(roles, arguments, settings.server.watchdog_after, address))
     if settings.server.engine_process:
         given = settings.server
         events = given.kv_events_endpoint and (given.kv_events_endpoint, given.kv_events_topic)

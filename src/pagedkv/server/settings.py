@@ -37,6 +37,8 @@ from pagedkv.server.setting_types import (
     scheduling,
 )
 
+Role = Literal["prefill", "decode", "both"]
+
 # The tenant of `--api-key`, and of all requests while no key is set.
 DEFAULT_TENANT = "default"
 _DISK_MEMORY = 2**30
@@ -261,6 +263,40 @@ class EngineSettings(_Section):
         return value
 
 
+class ClusterSettings(_Section):
+    """The engine on several workers; without them it is one, in the server's own host."""
+
+    workers: int = Field(
+        default=0,
+        ge=0,
+        le=1000,
+        description="Workers that are alike and share the requests. 0: none.",
+    )
+    prefill_workers: int = Field(
+        default=0,
+        ge=0,
+        le=1000,
+        description="Workers that compute prompts and give them to those that decode. 0: none.",
+    )
+    decode_workers: int = Field(
+        default=0, ge=0, le=1000, description="Workers that draw the further tokens. 0: none."
+    )
+    ray_address: Maybe[str] = Field(
+        default=None,
+        description="Ray cluster for the workers, such as 10.0.0.1:6379, or auto. none: Ray is "
+        "started on this machine, for this server alone.",
+    )
+
+    def roles(self) -> dict[str, Role]:
+        """The role of each worker, by its name; none without a cluster."""
+        counts: dict[Role, tuple[str, int]] = {
+            "both": ("worker", self.workers),
+            "prefill": ("prefill", self.prefill_workers),
+            "decode": ("decode", self.decode_workers),
+        }
+        return {f"{name}-{i}": role for role, (name, count) in counts.items() for i in range(count)}
+
+
 class SloClass(_Section):
     """What requests are promised that bring no wishes of their own."""
 
@@ -327,13 +363,20 @@ class ServeSettings(_Section):
 
     server: ServerSettings = ServerSettings()
     engine: EngineSettings = EngineSettings()
+    cluster: ClusterSettings = ClusterSettings()
     tenants: Mapping[str, TenantSettings] = Field(default_factory=dict)
     slo_classes: Mapping[str, SloClass] = Field(default_factory=dict)
     public_prefixes: tuple[PublicPrefix, ...] = ()
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        for check in (_check_tenants, _check_tiers, _check_prefixes, _check_events):
+        for check in (
+            _check_tenants,
+            _check_tiers,
+            _check_prefixes,
+            _check_events,
+            _check_cluster,
+        ):
             check(self)
         return self
 
@@ -343,7 +386,7 @@ class ServeSettings(_Section):
         return SloClass() if settings.slo_class is None else self.slo_classes[settings.slo_class]
 
     def core_arguments(self) -> dict[str, Any]:
-        """What the core's process is told, as plain values: see `core_process.make_llm`.
+        """What the core's process is told, as plain values: see `engine.arguments.make_llm`.
 
         Keys, and what else is the server's alone, are not among them. ConfigError: see `content`.
         """
@@ -425,4 +468,33 @@ def _check_events(settings: ServeSettings) -> None:
         raise ConfigError(
             f"kv_events_endpoint={given.kv_events_endpoint!r} needs engine_process: events are "
             "published by the engine's own process"
+        )
+    if given.kv_events_endpoint is not None and settings.cluster.roles():
+        raise ConfigError(
+            f"kv_events_endpoint={given.kv_events_endpoint!r} is for a single engine: workers tell "
+            "their own router what they cache; give one of the two"
+        )
+
+
+def _check_cluster(settings: ServeSettings) -> None:
+    given = settings.cluster
+    if (given.prefill_workers > 0) != (given.decode_workers > 0):
+        raise ConfigError(
+            f"prefill_workers={given.prefill_workers} and decode_workers={given.decode_workers} "
+            "need each other: give at least 1 of both, or workers alone"
+        )
+    if given.workers and given.prefill_workers:
+        raise ConfigError(
+            f"workers={given.workers} are no part of a split into prefill_workers="
+            f"{given.prefill_workers} and decode_workers={given.decode_workers}: give either"
+        )
+    if given.ray_address is not None and not given.roles():
+        raise ConfigError(
+            f"ray_address={given.ray_address!r:.200} is where workers run: set workers, or "
+            "prefill_workers and decode_workers"
+        )
+    if (given.ray_address or "").startswith("ray://"):
+        raise ConfigError(
+            f"ray_address={given.ray_address!r:.200} is that of Ray's client server: give the "
+            "cluster's own, host:port or auto"
         )

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from pagedkv.engine.status import CoreStatus
+from pagedkv.engine.status import ClusterStatus, CoreStatus
 from pagedkv.scheduling.counters import EngineCounters, TenantCounters
 from pagedkv.scheduling.policies.fair import OUTPUT_WEIGHT, PROMPT_WEIGHT
 from pagedkv.scheduling.tally import OTHER_TENANTS
@@ -37,6 +37,46 @@ class StatusCollector(Collector):
         yield from _counters(status.counters)
         named = {t.tenant for t in status.counters.tenants[: self._max_tenants]}
         yield from _tenants(status, named)
+        if status.cluster is not None:
+            yield from _workers(status.cluster)
+
+
+def _workers(cluster: ClusterStatus) -> Iterator[Metric]:
+    workers = cluster.workers
+    states = ("ready", "draining", "loading", "gone")
+    yield _gauge(
+        "worker_state",
+        "1 for the state that the worker is in, 0 for the others.",
+        ("worker", "role", "state"),
+        [((w.name, w.role, state), w.state == state) for w in workers for state in states],
+    )
+    for name, text, numbers in (
+        ("worker_requests", "Requests that are the worker's.", [w.requests for w in workers]),
+        ("worker_requests_running", "Requests that run there.", [w.running for w in workers]),
+        ("worker_requests_waiting", "Requests that wait there.", [w.waiting for w in workers]),
+        ("worker_kv_blocks", "Blocks of its pool.", [w.blocks for w in workers]),
+        ("worker_kv_blocks_held", "Blocks that are held there.", [w.blocks_held for w in workers]),
+    ):
+        labelled = [((w.name,), number) for w, number in zip(workers, numbers, strict=True)]
+        yield _gauge(name, text, ("worker",), labelled)
+    yield _counter(
+        "worker_restarts",
+        "Starts of the worker's process after the first.",
+        ("worker",),
+        [((w.name,), w.restarts) for w in workers],
+    )
+    yield _counter(
+        "requests_moved",
+        "Moves of requests to another worker, by outcome.",
+        ("outcome",),
+        [(("done",), cluster.moves_done), (("failed",), cluster.moves_failed)],
+    )
+    yield _counter(
+        "requests_resumed",
+        "Requests that went on at another worker when theirs had died.",
+        (),
+        [((), cluster.resumed)],
+    )
 
 
 def _tenants(status: CoreStatus, named: set[str | None]) -> Iterator[Metric]:

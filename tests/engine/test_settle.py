@@ -7,7 +7,7 @@ import sys
 
 CODE = """
 import gc
-from pagedkv.server.settle import settle
+from pagedkv.engine.settle import settle
 
 class Node: pass
 

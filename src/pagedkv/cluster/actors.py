@@ -1,0 +1,194 @@
+"""The actors of a cluster: placed, watched and started again by Ray, followed in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pagedkv import __version__
+from pagedkv.cluster.router_actor import RouterActor, Wish
+from pagedkv.cluster.runtime import start_ray
+from pagedkv.cluster.worker import Started, Worker
+from pagedkv.engine.machine import num_threads
+from pagedkv.engine.wire import Died, FromCore, ToCore, pack, unpack_from_core
+from pagedkv.transfer.routing import Assign, Role, RouterConfig, Shed
+
+_LOG = logging.getLogger("pagedkv.cluster")
+# Seconds between two trials to start a worker whose core does not come up: at first, and at most.
+_SOONEST, _LATEST = 1.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which workers there are to be.
+
+    roles: "prefill", "decode" or "both" by name. arguments: of `engine.arguments.make_llm`.
+    slow_step: seconds after which a step is reported. address: of a Ray cluster; None: one of our
+    own on this machine.
+    """
+
+    roles: Mapping[str, Role]
+    arguments: Mapping[str, Any]
+    slow_step: float = 60.0
+    address: str | None = None
+
+
+class Listener(Protocol):
+    """Is told in the event loop."""
+
+    def up(self, worker: str, started: Started) -> None:
+        """Its process runs and loads the model."""
+        ...
+
+    def came(self, worker: str, frame: FromCore) -> None: ...
+
+    def lost(self, worker: str, kind: str, why: str) -> bool:
+        """It is gone with all that it had. Whether it is to be started again."""
+        ...
+
+    def decided(self, decisions: Sequence[Assign | Shed]) -> None: ...
+
+    def routed(self, up: bool) -> None:
+        """The router is there and knows nothing yet, or is gone."""
+        ...
+
+
+class Actors:
+    """A worker for each of the plan, and a router. listener: is told what happens."""
+
+    def __init__(self, plan: Plan, listener: Listener) -> None:
+        self._plan, self._listener = plan, listener
+        self._ray: Any = None
+        self._workers: dict[str, Any] = {}
+        self._router: Any = None
+        self._boots: dict[str, str] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Begins. MissingExtraError, ConfigError: there is no Ray."""
+        roles, address = self._plan.roles, self._plan.address
+        # In a thread: it takes seconds, and would take SIGTERM for itself in the main one.
+        self._ray = await asyncio.to_thread(start_ray, address, len(roles))
+        threads = max(1, num_threads() // len(roles)) if address is None else 0
+        gpus = 1 if str(self._plan.arguments.get("device", "")).startswith("cuda") else 0
+        make = self._ray.remote(Worker).options(
+            num_cpus=1, num_gpus=gpus, max_restarts=-1, scheduling_strategy="SPREAD"
+        )
+        self._workers = {
+            name: make.remote(name, role, threads, address is None) for name, role in roles.items()
+        }
+        make = self._ray.remote(RouterActor).options(num_cpus=0, max_restarts=-1)
+        self._router = make.remote()
+        for name in roles:
+            self._begin(self._follow(name))
+
+    def route(self, config: RouterConfig) -> None:
+        """Begins to listen to the router."""
+        self._begin(self._follow_router(config))
+
+    def send(self, worker: str, messages: Sequence[ToCore]) -> None:
+        """In order, without waiting. They are lost where the worker is."""
+        boot = self._boots.get(worker)
+        if boot is not None:
+            self._workers[worker].send.remote(boot, [pack(message) for message in messages])
+
+    def wish(self, wishes: Sequence[Wish]) -> None:
+        """Requests want workers. Nobody answers while the router is not there."""
+        self._router.arrive.remote(list(wishes))
+
+    def end(self, requests: Sequence[str]) -> None:
+        """Requests are over."""
+        self._router.end.remote(list(requests))
+
+    def drain(self, draining: Sequence[str]) -> None:
+        """These workers get nothing new."""
+        self._router.drain.remote(list(draining))
+
+    async def close(self) -> None:
+        """Ends all of it; what is not yet complete at the workers is lost."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._ray is not None:
+            await asyncio.to_thread(self._ray.shutdown)
+
+    def kill(self) -> None:
+        """Ends the workers at once."""
+        for actor in self._workers.values():
+            self._ray.kill(actor)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.create_task(work))
+
+    async def _follow(self, name: str) -> None:
+        """Starts a worker, hears what it says, and again when it is lost."""
+        pause, last = _SOONEST, ""
+        while True:
+            heard = False
+            try:
+                started = await self._started(name, last)
+                last = started.boot
+                async for frame in self._frames(name, started):
+                    heard = heard or not isinstance(frame, Died)
+                    if isinstance(frame, Died):
+                        kind, why = frame.kind, frame.reason
+                        break
+                    self._listener.came(name, frame)
+            except self._ray.exceptions.RayError as error:
+                kind, why = type(error).__name__, _line(error)
+            self._boots.pop(name, None)
+            self._router.lose.remote(name)
+            if not self._listener.lost(name, kind, why):
+                return
+            if heard:
+                pause = _SOONEST
+            else:  # it does not even come up
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LATEST)
+
+    async def _started(self, name: str, last: str) -> Started:
+        """A process of the worker that is another one than `last`; Ray starts it."""
+        actor = self._workers[name]
+        peers = {other: it for other, it in self._workers.items() if other != name}
+        begin = actor.start.options(max_task_retries=-1)
+        while True:
+            started: Started = await begin.remote(
+                dict(self._plan.arguments), self._plan.slow_step, peers, self._router
+            )
+            if started.boot != last:
+                break
+            # Its core has died, or it could not be reached for a while: nobody knows what it has.
+            self._ray.kill(actor, no_restart=False)
+        self._boots[name] = started.boot
+        self._listener.up(name, started)
+        return started
+
+    async def _frames(self, name: str, started: Started) -> Any:
+        if started.version != __version__:
+            yield Died(
+                "ConfigError",
+                f"worker {name!r} has pagedkv {started.version}, this server {__version__}: "
+                "install the same on all hosts",
+            )
+        while True:
+            for data in await self._workers[name].receive.remote(started.boot):
+                yield unpack_from_core(data)
+
+    async def _follow_router(self, config: RouterConfig) -> None:
+        router = self._router
+        while True:
+            try:
+                await router.begin.options(max_task_retries=-1).remote(config, self._workers)
+                self._listener.routed(True)
+                while True:
+                    self._listener.decided(await router.decide.remote())
+            except self._ray.exceptions.RayError as error:
+                _LOG.warning("the router is gone and is started again: %s", _line(error))
+                self._listener.routed(False)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,341 @@
+"""Which worker has which request, and what follows when that changes. Sans-I/O.
+
+The front end's requests have ids of their own; at a worker a request is called `id@epoch` (see
+`transfer.messages.MoveId`), so that what a former owner still says is known for what it is. The
+fence decides what is delivered; here messages are made of its verdicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from pagedkv.engine.wire import Complete, Disown, Move, MoveFailed, Own, ToCore
+from pagedkv.scheduling.messages import Abort, Add, Delta, Drawn, RequestUsage, Resume
+from pagedkv.transfer.fence import Disowned, Fence, Orphaned, Raised, Verdict
+from pagedkv.transfer.messages import MoveId, split_owned_id
+from pagedkv.transfer.sender import Mode
+
+# A request that has lost so many workers is given up: it may be what kills them.
+MOST_LOSSES = 4
+
+
+class Outcome(NamedTuple):
+    """What is to be done.
+
+    sends: messages to workers, in order. deltas: for the front end, under its own ids. unplaced:
+    requests that want workers now. closed: those that have ended.
+    """
+
+    sends: list[tuple[str, ToCore]]
+    deltas: list[Delta]
+    unplaced: list[str]
+    closed: list[str]
+
+
+def _nothing() -> Outcome:
+    return Outcome([], [], [], [])
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A request that has not ended. Times are on the front end's clock."""
+
+    add: Add
+    open: set[int]  # samples whose end was not delivered
+    placed: bool = False
+    aborts: list[Abort] = field(default_factory=list)  # asked for by the front end
+    losses: int = 0
+    num_scored: int = 0
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    reasons: dict[int, str] = field(default_factory=dict)  # by sample that has ended
+    moves: dict[int, str] = field(default_factory=dict)  # under way: where to, by epoch
+
+
+class Dispatch:
+    """The requests of a front end and the workers that have them.
+
+    clock: seconds, that of the requests' arrivals.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._fence = Fence()
+        self._entries: dict[str, _Entry] = {}
+
+    def __contains__(self, request: str) -> bool:
+        return request in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def unplaced(self) -> list[str]:
+        """Requests that no worker has, oldest first."""
+        return [request for request, entry in self._entries.items() if not entry.placed]
+
+    def is_unplaced(self, request: str) -> bool:
+        """Whether it is open, and no worker has it."""
+        return request in self._entries and not self._entries[request].placed
+
+    def of(self, worker: str) -> list[str]:
+        """Requests that the worker owns, oldest first."""
+        return self._fence.requests_of(worker)
+
+    def wanted(self, request: str) -> tuple[Add, tuple[int, ...]]:
+        """A request, and the longest output that it has so far. KeyError: it is over."""
+        entry = self._entries[request]
+        drawn = self._fence.delivered(request) if self._known(request) else ()
+        return entry.add, max(drawn, key=len, default=())
+
+    # ---- what the front end asks for ----------------------------------------------------------
+
+    def add(self, add: Add) -> Outcome:
+        """A new request."""
+        self._entries[add.request_id] = _Entry(add, set(range(add.params.n)))
+        return Outcome([], [], [add.request_id], [])
+
+    def abort(self, abort: Abort) -> Outcome:
+        """Ends a request or a sample, wherever it is. Unknown ids are ignored."""
+        entry = self._entries.get(abort.request_id)
+        if entry is None:
+            return _nothing()
+        entry.aborts.append(abort)
+        owner = self._fence.owner(abort.request_id) if entry.placed else None
+        if owner is not None:
+            move = MoveId(abort.request_id, owner.epoch)
+            message = replace(abort, request_id=move.owned_id)
+            return Outcome([(owner.worker, message)], [], [], [])
+        ends = entry.open if abort.sample is None else entry.open & {abort.sample}
+        return self._end(abort.request_id, sorted(ends), abort.reason)
+
+    def give_up(self, request: str, error: str, error_type: str) -> Outcome:
+        """A request that nobody can serve ends with an error."""
+        entry = self._entries.get(request)
+        if entry is None:
+            return _nothing()
+        return self._end(request, sorted(entry.open), "error", error, error_type)
+
+    # ---- where requests go --------------------------------------------------------------------
+
+    def place(self, request: str, worker: str, then: str | None = None) -> Outcome:
+        """The worker gets a request that nobody has. Nothing happens if it is over, or somebody's.
+
+        One that has brought tokens goes on behind those that were delivered. then: another worker,
+        to which it moves when its prompt is computed.
+        """
+        entry = self._entries.get(request)
+        if entry is None or entry.placed:
+            return _nothing()
+        entry.placed = True
+        if not self._known(request):
+            move = self._fence.open(request, worker, entry.add.params.n)
+            message: ToCore = replace(entry.add, request_id=move.owned_id)
+        else:
+            move = self._fence.resume(request, worker)
+            message = self._resume(entry, move)
+        sends = [(worker, message), *self._aborts(entry, worker, move)]
+        if then is not None and then != worker:
+            sends.append(self._move(request, entry, worker, then, "prefilled"))
+        return Outcome(sends, [], [], [])
+
+    def move_away(self, request: str, to: str) -> Outcome:
+        """A request that runs moves to worker `to`, without a pause that its client would see.
+
+        Nothing happens if nobody has it, or it is moving already.
+        """
+        entry = self._entries.get(request)
+        if entry is None or not entry.placed or entry.moves:
+            return _nothing()
+        owner = self._fence.owner(request)
+        if owner is None or owner.worker == to:
+            return _nothing()
+        return Outcome([self._move(request, entry, owner.worker, to, "live")], [], [], [])
+
+    def settled(self, worker: str) -> list[str]:
+        """Requests that the worker owns, have brought a token, and are on no move; oldest first."""
+        return [
+            request
+            for request in self._fence.requests_of(worker)
+            if not self._entries[request].moves
+            and self._entries[request].first_token_at is not None
+        ]
+
+    # ---- what workers say ---------------------------------------------------------------------
+
+    def take(self, deltas: Iterable[Delta]) -> Outcome:
+        """What workers have brought, each delta under the id that the request has there."""
+        now, outcome = self._clock(), _nothing()
+        for delta in deltas:
+            move = split_owned_id(delta.request_id)
+            ended = delta.finish_reason is not None
+            tokens, over, verdicts = self._fence.deliver(move, delta.sample, delta.token_ids, ended)
+            if tokens or over or self._is_current(move):
+                self._note(self._entries[move.request], delta, now)
+                outcome.deltas.append(delta._replace(request_id=move.request))
+            self._follow(verdicts, outcome)
+            entry = self._entries.get(move.request)
+            if entry is not None and not entry.open:
+                self._close(move.request, outcome)
+        return outcome
+
+    def complete(self, complete: Complete) -> Outcome:
+        """The receiver of a move has all of it."""
+        outcome, move = _nothing(), MoveId(complete.request_id, complete.epoch)
+        self._follow(self._fence.complete(move, complete.counts, complete.ended), outcome)
+        return outcome
+
+    def fail_move(self, worker: str, failed: MoveFailed) -> Outcome:
+        """`worker` says that a move has failed; its old owner goes on with the request."""
+        outcome, move = _nothing(), MoveId(failed.request_id, failed.epoch)
+        entry = self._entries.get(move.request)
+        if entry is not None:
+            entry.moves.pop(move.epoch, None)
+        self._follow(self._fence.move_failed(move, worker), outcome, failed.reason)
+        return outcome
+
+    def lose(self, worker: str, why: str) -> Outcome:
+        """The worker is gone with all that it had; its requests go elsewhere."""
+        outcome = _nothing()
+        for entry in self._entries.values():
+            for epoch in [epoch for epoch, to in entry.moves.items() if to == worker]:
+                del entry.moves[epoch]
+        self._follow(self._fence.worker_lost(worker), outcome, why)
+        return outcome
+
+    # ---- steps --------------------------------------------------------------------------------
+
+    def _known(self, request: str) -> bool:
+        """Whether a worker has ever had it."""
+        try:
+            self._fence.owner(request)
+        except KeyError:
+            return False
+        return True
+
+    def _is_current(self, move: MoveId) -> bool:
+        """Whether it is the owner that speaks: also without tokens, of a prompt's scores."""
+        if move.request not in self._entries or not self._known(move.request):
+            return False
+        owner = self._fence.owner(move.request)
+        return owner is not None and owner.epoch == move.epoch
+
+    def _note(self, entry: _Entry, delta: Delta, now: float) -> None:
+        entry.num_scored += len(delta.prompt_logprobs)
+        entry.admitted_at = entry.admitted_at or delta.admitted_at
+        if delta.token_ids:
+            entry.first_token_at = entry.first_token_at or now
+            entry.last_token_at = now
+        if delta.finish_reason is not None:
+            entry.open.discard(delta.sample)
+            entry.reasons[delta.sample] = delta.finish_reason
+
+    def _follow(self, verdicts: Sequence[Verdict], outcome: Outcome, why: str = "") -> None:
+        for verdict in verdicts:
+            match verdict:
+                case Raised(request, old, new):
+                    entry = self._entries[request]
+                    entry.moves.clear()
+                    outcome.sends.append((new.worker, Own(request, new.epoch)))
+                    outcome.sends.append((old.worker, Disown(request, old.epoch)))
+                    move = MoveId(request, new.epoch)
+                    outcome.sends.extend(self._aborts(entry, new.worker, move))
+                case Disowned(request, owner):
+                    if request in self._entries:
+                        self._entries[request].moves.pop(owner.epoch, None)
+                    outcome.sends.append((owner.worker, Disown(request, owner.epoch)))
+                case Orphaned(request):
+                    self._orphaned(request, outcome, why)
+
+    def _move(
+        self, request: str, entry: _Entry, owner: str, to: str, mode: Mode
+    ) -> tuple[str, ToCore]:
+        move = self._fence.begin_move(request, to)
+        entry.moves[move.epoch] = to
+        return owner, Move(request, move.epoch, to, mode)
+
+    def _orphaned(self, request: str, outcome: Outcome, why: str) -> None:
+        entry = self._entries[request]
+        entry.placed = False
+        entry.moves.clear()
+        entry.losses += 1
+        asked = {abort.sample for abort in entry.aborts}
+        stopped = set(entry.open) if None in asked else entry.open & asked
+        if stopped:  # nobody is left to report these ends
+            reasons = {abort.sample: abort.reason for abort in entry.aborts}
+            for sample in sorted(stopped):
+                reason = reasons.get(sample) or reasons[None]
+                _extend(outcome, self._end(request, [sample], reason))
+        if request not in self._entries:
+            return
+        if entry.losses >= MOST_LOSSES:
+            error = f"{entry.losses} workers that had the request have died, the last: {why}"
+            _extend(outcome, self._end(request, sorted(entry.open), "error", error, "engine"))
+        else:
+            outcome.unplaced.append(request)
+
+    def _resume(self, entry: _Entry, move: MoveId) -> Resume:
+        outputs = tuple(
+            Drawn(tokens, entry.reasons.get(sample))
+            for sample, tokens in enumerate(self._fence.delivered(move.request))
+        )
+        return Resume(
+            replace(entry.add, request_id=move.owned_id),
+            outputs,
+            admitted_at=entry.admitted_at,
+            first_token_at=entry.first_token_at,
+            last_token_at=entry.last_token_at,
+            num_scored=entry.num_scored,
+        )
+
+    def _aborts(self, entry: _Entry, worker: str, move: MoveId) -> list[tuple[str, ToCore]]:
+        """What the front end has ended and a new owner does not know of."""
+        return [
+            (worker, replace(abort, request_id=move.owned_id))
+            for abort in entry.aborts
+            if abort.sample is None or abort.sample in entry.open
+        ]
+
+    def _end(
+        self,
+        request: str,
+        samples: Sequence[int],
+        reason: str,
+        error: str | None = None,
+        error_type: str | None = None,
+    ) -> Outcome:
+        """Ends samples of a request that nobody has, or that is given up."""
+        entry, outcome = self._entries[request], _nothing()
+        for sample in samples:
+            entry.open.discard(sample)
+            entry.reasons[sample] = reason
+            outcome.deltas.append(
+                Delta(
+                    request,
+                    sample,
+                    finish_reason=reason,
+                    error=error,
+                    admitted_at=entry.admitted_at,
+                    error_type=error_type,
+                )
+            )
+        if not entry.open:
+            if outcome.deltas and self._known(request):  # what it took is known to nobody
+                outcome.deltas[-1] = outcome.deltas[-1]._replace(usage=RequestUsage())
+            self._close(request, outcome)
+        return outcome
+
+    def _close(self, request: str, outcome: Outcome) -> None:
+        del self._entries[request]
+        outcome.closed.append(request)
+        self._follow(self._fence.close(request), outcome)
+
+
+def _extend(outcome: Outcome, more: Outcome) -> None:
+    outcome.sends.extend(more.sends)
+    outcome.deltas.extend(more.deltas)
+    outcome.unplaced.extend(more.unplaced)
+    outcome.closed.extend(more.closed)

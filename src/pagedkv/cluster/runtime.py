@@ -1,0 +1,54 @@
+"""Ray itself: one of our own on this machine, or a cluster that is there."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from pagedkv.errors import ConfigError, MissingExtraError
+
+# Bytes. Payloads between workers of one host go through shared memory of their own.
+_OBJECT_STORE = 128 * 2**20
+# Read when Ray is imported, or by the processes that it starts. No figures leave the machine;
+# SIGTERM remains the server's; a runtime on one machine listens at 127.0.0.1 alone, which Ray does
+# by itself only where it does not believe in clusters.
+_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}
+_ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+
+
+def start_ray(address: str | None, num_workers: int) -> Any:
+    """Ray, initialised. address: of a cluster, "host:port" or "auto"; None: one is started here.
+
+    MissingExtraError: it is not installed. ConfigError: there is no cluster, or Ray did not start.
+    """
+    os.environ.update(_ENVIRONMENT if address else _ENVIRONMENT | _ALONE)
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise MissingExtraError('ray is not installed: pip install "pagedkv[cluster]"') from None
+    try:
+        if address is None:
+            ray.init(
+                address="local",
+                num_cpus=num_workers,
+                object_store_memory=_OBJECT_STORE,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        else:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        raise ConfigError(
+            f"ray_address={address!r} cannot be reached ({_line(error)}): start a cluster there "
+            "with `ray start --head`, or leave ray_address out to run on this machine alone"
+        ) from None
+    except (ValueError, RuntimeError, OSError, TimeoutError) as error:
+        what = "Ray did not start" if address is None else f"ray_address={address!r} is refused"
+        raise ConfigError(f"{what}: {_line(error)}") from None
+    return ray
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

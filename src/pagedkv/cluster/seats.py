@@ -1,0 +1,99 @@
+"""What the front end knows of a worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pagedkv.cluster.worker import Started
+from pagedkv.engine.facts import Facts
+from pagedkv.engine.status import CoreStatus, WorkerLoad
+from pagedkv.engine.wire import ToCore
+from pagedkv.scheduling.messages import Add, Delta, Resume
+from pagedkv.transfer.routing import Role
+
+
+@dataclass(slots=True)
+class Seat:
+    """A worker of the plan, whichever process has its place now.
+
+    facts: None: it has no model yet. offset: its clock less ours, in seconds.
+    """
+
+    name: str
+    role: Role
+    started: Started | None = None
+    facts: Facts | None = None
+    status: CoreStatus | None = None
+    offset: float = 0.0
+    starts: int = 0
+    draining: bool = False
+
+    @property
+    def ready(self) -> bool:
+        """It takes requests."""
+        return self.facts is not None
+
+    @property
+    def takes_decodes(self) -> bool:
+        """Whether requests can move here."""
+        return self.ready and not self.draining and self.role != "prefill"
+
+    def begin(self, started: Started, offset: float) -> None:
+        """A process has its place."""
+        self.started, self.offset = started, offset
+        self.starts += 1
+
+    def end(self) -> None:
+        """That process is gone."""
+        self.started = self.facts = self.status = None
+
+    def on_its_clock(self, message: ToCore) -> ToCore:
+        """A message with its times moved to the worker's clock."""
+        match message:
+            case Add():
+                return self._moved(message)
+            case Resume():
+                return replace(
+                    message,
+                    add=self._moved(message.add),
+                    admitted_at=self._there(message.admitted_at),
+                    first_token_at=self._there(message.first_token_at),
+                    last_token_at=self._there(message.last_token_at),
+                )
+        return message
+
+    def on_our_clock(self, delta: Delta) -> Delta:
+        """The way back."""
+        if not self.offset or delta.admitted_at is None:
+            return delta
+        return delta._replace(admitted_at=delta.admitted_at - self.offset)
+
+    def load(self, requests: int) -> WorkerLoad:
+        """For operators. requests: those that it owns."""
+        status = self.status
+        return WorkerLoad(
+            self.name,
+            self.role,
+            self._state(),
+            max(0, self.starts - 1),
+            requests,
+            0 if status is None else status.num_running,
+            0 if status is None else status.num_waiting,
+            0 if status is None else status.num_blocks,
+            0 if status is None else status.blocks_held,
+        )
+
+    def _state(self) -> str:
+        if self.started is None:
+            return "gone"
+        if self.facts is None:
+            return "loading"
+        return "draining" if self.draining else "ready"
+
+    def _moved(self, add: Add) -> Add:
+        if not self.offset:
+            return add
+        return replace(add, arrival=add.arrival + self.offset, deadline=self._there(add.deadline))
+
+    def _there(self, time: float | None) -> float | None:
+        return None if time is None else time + self.offset

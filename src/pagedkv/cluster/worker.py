@@ -1,0 +1,180 @@
+"""The actor of a worker: an engine core in a thread of its own, and its way to everybody else.
+
+What concerns requests travels as the frames of `engine.wire`, to and from the front end. All
+methods are quick and run in one event loop; Ray starts those of one caller in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pagedkv import __version__
+
+if TYPE_CHECKING:
+    from pagedkv.cluster.objects import ObjectTransport
+    from pagedkv.cluster.reporter import Reporter
+    from pagedkv.engine.core_loop import CoreLoop
+    from pagedkv.transfer.routing import Role
+
+# Requests on their way to a worker at once.
+_MOST_MOVES = 32
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Started(NamedTuple):
+    """What a worker is. boot: another text each time its process starts.
+
+    host: one text for each kernel that runs: monotonic clocks of one host are the same. now: of the
+    worker's clock, in seconds.
+    """
+
+    boot: str
+    host: str
+    pid: int
+    version: str
+    now: float
+
+
+def host_id() -> str:
+    """Of the running kernel."""
+    return _BOOT_ID.read_text().strip()
+
+
+class Worker:
+    """Hosts a core.
+
+    role: "prefill", "decode" or "both". threads: to compute with; 0: as many as Ray grants. shared:
+    all workers are on this host, and K/V go between them through shared memory; else through Ray's
+    object store.
+    """
+
+    def __init__(self, name: str, role: Role, threads: int, shared: bool) -> None:
+        # Before torch is loaded: Ray grants each actor one.
+        if threads:
+            os.environ["OMP_NUM_THREADS"] = os.environ["PAGEDKV_NUM_THREADS"] = str(threads)
+        logging.basicConfig(level=logging.WARNING, format=f"%(levelname)s:     {name}: %(message)s")
+        self._name, self._role, self._shared = name, role, shared
+        self._boot = secrets.token_hex(8)
+        self._core: CoreLoop | None = None
+        self._reporter: Reporter | None = None
+        self._thread: threading.Thread | None = None
+        self._peers: Mapping[str, Any] = {}
+        self._objects: ObjectTransport | None = None
+        self._outbox: list[bytes] = []
+        self._news = asyncio.Event()
+
+    async def start(
+        self, arguments: Mapping[str, Any], slow_step: float, peers: Mapping[str, Any], router: Any
+    ) -> Started:
+        """Begins to load the model; Ready or Died is the first frame. Nothing the second time.
+
+        arguments: of `engine.arguments.make_llm`. peers: the other workers' actors, by name.
+        """
+        if self._thread is None:
+            self._peers = peers
+            loop = asyncio.get_running_loop()
+            self._thread = threading.Thread(
+                target=self._run,
+                args=(dict(arguments), slow_step, loop, router),
+                name="pagedkv-core",
+                daemon=True,
+            )
+            self._thread.start()
+        return Started(self._boot, host_id(), os.getpid(), __version__, time.monotonic())
+
+    async def send(self, boot: str, frames: list[bytes]) -> None:
+        """Frames for the core. Those for an earlier process of this actor are dropped."""
+        from pagedkv.engine.wire import unpack_to_core
+
+        if boot == self._boot and self._core is not None:
+            for frame in frames:
+                self._core.send(unpack_to_core(frame))
+
+    async def receive(self, boot: str) -> list[bytes]:
+        """Frames of the core; waits until there are some."""
+        from pagedkv.engine.wire import Died, pack
+
+        if boot != self._boot:
+            return [pack(Died("Restart", "its process was started again"))]
+        await self._news.wait()
+        self._news.clear()
+        frames, self._outbox = self._outbox, []
+        return frames
+
+    async def hear(self, worker: str, frame: bytes, payloads: dict[bytes, Any]) -> None:
+        """From another worker: a frame, and the objects that it refers to."""
+        from pagedkv.engine.wire import FromPeer
+
+        if self._objects is not None:
+            self._objects.expect(payloads)
+        if self._core is not None:
+            self._core.send(FromPeer(worker, frame))
+
+    async def tell_all(self) -> None:
+        """The router has missed something of the cache."""
+        if self._reporter is not None:
+            self._reporter.ask_for_picture()
+
+    def _run(
+        self,
+        arguments: Mapping[str, Any],
+        slow_step: float,
+        loop: asyncio.AbstractEventLoop,
+        router: Any,
+    ) -> None:
+        """The core's thread."""
+        from pagedkv.cluster.objects import ObjectTransport
+        from pagedkv.cluster.reporter import Reporter
+        from pagedkv.engine.arguments import make_llm
+        from pagedkv.engine.core_loop import CoreLoop, core_facts
+        from pagedkv.engine.open_moves import open_moves
+        from pagedkv.engine.settle import settle
+        from pagedkv.engine.watchdog import watching
+        from pagedkv.engine.wire import Died, FromCore, Ready, ToPeer, pack
+
+        def post(frame: FromCore) -> None:
+            loop.call_soon_threadsafe(self._put, pack(frame))
+
+        try:
+            llm = make_llm({**arguments, "max_moves": _MOST_MOVES})
+            core = llm.engine.core
+            objects = None if self._shared else ObjectTransport(self._name)
+            moves = open_moves(core, self._name, int(time.time() * 1000), objects)
+        except BaseException as error:  # whoever waits for Ready is told
+            post(Died(type(error).__name__, str(error)))
+            return
+        reporter = Reporter(self._name, self._role, host_id(), core, router, loop)
+
+        def take(frame: FromCore) -> None:
+            if isinstance(frame, ToPeer):
+                payloads = {} if objects is None else objects.take_new()
+                loop.call_soon_threadsafe(self._tell, frame.worker, frame.frame, payloads)
+                return
+            reporter.look()
+            post(frame)
+
+        core_loop = CoreLoop(core, take, moves=moves)
+        self._core, self._reporter, self._objects = core_loop, reporter, objects
+        settle()
+        facts = core_facts(core, str(llm.folder), llm.report.lines())
+        post(Ready(replace(facts, kv_bytes_per_token=llm.report.bytes_per_token)))
+        with closing(llm), closing(moves), watching(core_loop, slow_step):
+            if core_loop.run():
+                post(Died("Close", "the core was closed"))
+
+    def _tell(self, worker: str, frame: bytes, payloads: dict[bytes, Any]) -> None:
+        self._peers[worker].hear.remote(self._name, frame, payloads)
+
+    def _put(self, frame: bytes) -> None:
+        self._outbox.append(frame)
+        self._news.set()

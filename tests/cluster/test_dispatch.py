@@ -1,0 +1,162 @@
+"""Who has which request: placed, moved, lost, resumed; no process, no clock."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from pagedkv.cluster.applied import Applied
+from pagedkv.cluster.dispatch import MOST_LOSSES, Dispatch, Outcome
+from pagedkv.engine.wire import Complete, Disown, Move, MoveFailed, Own
+from pagedkv.scheduling.messages import Abort, Add, Delta, Drawn, Resume
+from pagedkv.scheduling.params import SamplingParams
+
+
+def add(name: str = "r", n: int = 1) -> Add:
+    return Add(name, (1, 2, 3), SamplingParams(n=n, max_tokens=8), arrival=0.0, seed=7)
+
+
+def dispatch(*requests: Add) -> Dispatch:
+    made = Dispatch(itertools.count(1.0).__next__)
+    for request in requests:
+        assert made.add(request).unplaced == [request.request_id]
+    return made
+
+
+def bring(made: Dispatch, owned_id: str, *tokens: int, sample: int = 0, end: str | None = None):
+    return made.take([Delta(owned_id, sample, tokens, (None,) * len(tokens), finish_reason=end)])
+
+
+def test_a_request_goes_to_a_worker_and_comes_back_under_its_own_id() -> None:
+    made = dispatch(add())
+    [(worker, sent)] = made.place("r", "a").sends
+    assert worker == "a" and isinstance(sent, Add) and sent.request_id == "r@0"
+    assert made.place("r", "b") == Outcome([], [], [], [])
+    [delta] = bring(made, "r@0", 5).deltas
+    assert (delta.request_id, delta.token_ids) == ("r", (5,))
+    assert bring(made, "r@0", 6, end="stop").closed == ["r"]
+    assert "r" not in made and bring(made, "r@0", 7).deltas == []
+
+
+def test_what_a_dead_worker_had_goes_on_elsewhere_behind_what_was_delivered() -> None:
+    made = dispatch(add(n=2))
+    made.place("r", "a")
+    bring(made, "r@0", 5)
+    bring(made, "r@0", 6, sample=1, end="stop")
+    assert made.lose("a", "killed").unplaced == ["r"]
+    assert made.wanted("r")[1] == (5,)
+    [(worker, sent)] = made.place("r", "b").sends
+    assert worker == "b" and isinstance(sent, Resume) and sent.request_id == "r@1"
+    assert sent.outputs == (Drawn((5,)), Drawn((6,), "stop"))
+    assert bring(made, "r@0", 9).deltas == []  # the former owner, late
+    outcome = bring(made, "r@1", 7, end="length")
+    assert [delta.token_ids for delta in outcome.deltas] == [(7,)] and outcome.closed == ["r"]
+
+
+def test_a_request_that_loses_worker_after_worker_ends_with_the_reason() -> None:
+    made = dispatch(add(n=2))
+    for i in range(MOST_LOSSES):
+        made.place("r", f"w{i}")
+        outcome = made.lose(f"w{i}", "signal 9")
+    assert [(d.sample, d.finish_reason) for d in outcome.deltas] == [(0, "error"), (1, "error")]
+    assert "4 workers" in str(outcome.deltas[0].error) and "signal 9" in str(
+        outcome.deltas[0].error
+    )
+    assert outcome.closed == ["r"] and outcome.deltas[-1].usage is not None
+
+
+def test_ownership_moves_when_all_that_the_old_owner_reported_is_delivered() -> None:
+    made = dispatch(add())
+    sends = made.place("r", "p", then="d").sends
+    assert sends[1] == ("p", Move("r", 1, "d", "prefilled"))
+    assert made.complete(Complete("r", 1, (1,), (False,))).sends == []  # a token is on its way
+    outcome = bring(made, "r@0", 5)
+    assert outcome.sends == [("d", Own("r", 1)), ("p", Disown("r", 0))]
+    assert bring(made, "r@0", 6).deltas == [] and len(bring(made, "r@1", 6).deltas) == 1
+    assert made.of("d") == ["r"] and made.of("p") == []
+
+
+def test_a_move_that_fails_leaves_the_request_where_it_is_to_be_moved_later() -> None:
+    made = dispatch(add())
+    made.place("r", "p", then="d")
+    bring(made, "r@0", 5)
+    assert made.settled("p") == []
+    made.fail_move("p", MoveFailed("r", 1, "no room"))
+    assert made.settled("p") == ["r"]
+    assert made.move_away("r", "d").sends == [("p", Move("r", 2, "d", "live"))]
+    assert made.move_away("r", "d").sends == []  # one at a time
+    assert made.lose("d", "killed").unplaced == [] and made.settled("p") == ["r"]
+
+
+def test_the_owner_dies_before_its_last_token_has_come_and_the_copy_is_given_up() -> None:
+    made = dispatch(add())
+    made.place("r", "p", then="d")
+    made.complete(Complete("r", 1, (1,), (False,)))
+    outcome = made.lose("p", "killed")
+    assert outcome.sends == [("d", Disown("r", 1))] and outcome.unplaced == ["r"]
+    [(_, sent)] = made.place("r", "d").sends
+    assert isinstance(sent, Resume) and sent.request_id == "r@2"
+
+
+def test_an_abort_follows_the_request() -> None:
+    made = dispatch(add(n=2))
+    made.place("r", "a")
+    bring(made, "r@0", 5)
+    stop = Abort("r", 0, reason="stop")
+    assert made.abort(stop).sends == [("a", Abort("r@0", 0, reason="stop"))]
+    outcome = made.lose("a", "killed")  # it has not answered
+    assert [(d.sample, d.finish_reason) for d in outcome.deltas] == [(0, "stop")]
+    [(_, sent)] = made.place("r", "b").sends
+    assert isinstance(sent, Resume) and sent.outputs[0].finish_reason == "stop"
+    assert made.abort(Abort("r")).sends == [("b", Abort("r@1"))]
+
+
+@pytest.mark.parametrize("had", [False, True])
+def test_an_abort_of_what_nobody_has_ends_it_at_once(had: bool) -> None:
+    made = dispatch(add())
+    if had:
+        made.place("r", "a")
+        made.lose("a", "killed")
+    outcome = made.abort(Abort("r"))
+    assert [d.finish_reason for d in outcome.deltas] == ["abort"] and outcome.closed == ["r"]
+    assert made.place("r", "b").sends == [] and made.abort(Abort("r")).deltas == []
+
+
+def test_a_stop_string_is_told_to_the_new_owner() -> None:
+    made = dispatch(add())
+    made.place("r", "p", then="d")
+    bring(made, "r@0", 5)
+    made.abort(Abort("r", 0, reason="stop"))
+    sends = made.complete(Complete("r", 1, (1,), (False,))).sends
+    assert ("d", Abort("r@1", 0, reason="stop")) in sends
+
+
+def test_a_request_that_ends_takes_its_copies_with_it() -> None:
+    made = dispatch(add())
+    made.place("r", "p", then="d")
+    outcome = bring(made, "r@0", 5, end="length")
+    assert outcome.sends == [("d", Disown("r", 1))] and outcome.closed == ["r"]
+    assert made.complete(Complete("r", 1, (1,), (True,))).sends == []
+
+
+def test_messages_count_as_taken_in_the_order_in_which_they_were_sent() -> None:
+    applied = Applied()
+    first, second = applied.begin(), applied.begin()
+    applied.sent("b", second)
+    applied.done(second)
+    applied.taken("b", 1)
+    assert applied.count == 0  # the first has no worker yet
+    applied.sent("a", first)
+    applied.done(first)
+    assert applied.count == 0
+    applied.lost("a")
+    assert applied.count == 2
+    applied.sent("a", None)  # a copy of something, under a new process
+    third = applied.begin()
+    applied.sent("a", third)
+    applied.done(third)
+    applied.taken("a", 1)
+    assert applied.count == 2
+    applied.taken("a", 2)
+    assert applied.count == 3

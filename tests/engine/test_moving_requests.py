@@ -10,12 +10,14 @@ from moving import VOCAB, Cluster, Worker, toy_worker
 from pagedkv.cache import BlockManager
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.toy import ToyExecutor
+from pagedkv.engine.transports import SharedMemoryTransport
 from pagedkv.engine.wire import Disown, FromPeer, PeerGone
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Add
 from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
 from pagedkv.scheduling.scheduler import Scheduler
-from pagedkv.transfer.messages import unpack
+from pagedkv.transfer.messages import MoveId, unpack
+from pagedkv.transfer.payload import UInt8
 
 EOS = (3, 11)
 Outcome = tuple[list[tuple[int, ...]], list[str | None]]
@@ -153,6 +155,34 @@ def kinds(worker: Worker) -> list[str]:
     """Of the messages of other workers that wait for it."""
     frames = [order.frame for order in worker.inbox if isinstance(order, FromPeer)]
     return [type(unpack(frame)).__name__ for frame in frames]
+
+
+@pytest.mark.parametrize("used_again", [0, 1, 2])
+def test_memory_that_is_used_again_while_it_is_read_is_read_again(used_again: int) -> None:
+    class Sending(SharedMemoryTransport):
+        puts = 0
+
+        def put(self, move: MoveId, number: int, blocks: UInt8) -> bytes:
+            self.puts += 1
+            return super().put(move, number, blocks)
+
+    class Reading(SharedMemoryTransport):
+        answers = iter([False] * used_again)
+
+        def is_intact(self) -> bool:
+            return next(self.answers, super().is_intact())
+
+    sending, reading = Sending(), Reading()
+    p, d = toy_worker("p", {}, transport=sending), toy_worker("d", {}, transport=reading)
+    cluster = Cluster(p, d)
+    cluster.add(request("a", range(1, 14), max_tokens=8), "p")
+    cluster.move("a", "d")
+    cluster.run()
+    check(cluster, ())
+    assert cluster.moved == ["a"] and d.moves.moved_tokens == 13
+    assert sending.puts == 1 + used_again  # each time all that was in it
+    sending.close()
+    reading.close()
 
 
 def random_add(rng: random.Random, name: str) -> Add:

@@ -33,7 +33,7 @@ for line in sys.stdin:
 def test_shared_memory_is_read_where_it_was_written_and_used_again() -> None:
     sender, receiver = SharedMemoryTransport(), SharedMemoryTransport()
     reference = sender.put(MOVE, 1, BLOCKS)
-    assert len(reference) < 40
+    assert len(reference) < 48
     found = receiver.get(reference)
     assert found is not None and found.tobytes() == BLOCKS.tobytes()
     assert not found.flags.owndata
@@ -60,12 +60,14 @@ def test_shared_memory_between_processes_ends_with_them() -> None:
     reference = bytes.fromhex(process.stdout.readline())
     receiver = SharedMemoryTransport()
     found = receiver.get(reference)
-    assert found is not None and found.tobytes() == BLOCKS.tobytes()
+    assert found is not None and found.tobytes() == BLOCKS.tobytes() and receiver.is_intact()
     process.stdin.write("\n")
     process.stdin.flush()
     assert process.stdout.readline() == "again\n"
     # The sender has used the segment again: what is there now is what it wrote.
     assert found.tobytes() == BLOCKS[::-1].tobytes()
+    assert not receiver.is_intact()
+    assert receiver.get(reference) is not None and not receiver.is_intact()
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert SharedMemoryTransport().get(reference) is None
@@ -87,7 +89,7 @@ def test_many_payloads_leave_no_descriptor_behind() -> None:
 
 
 @pytest.mark.parametrize(
-    "reference", [b"", b"\xc1", b"no place", bytes([0x94, 1, 99, 7, 8])], ids=lambda r: r.hex()
+    "reference", [b"", b"\xc1", b"no place", bytes([0x95, 1, 99, 7, 8, 1])], ids=lambda r: r.hex()
 )
 def test_what_is_no_reference_is_not_found(reference: bytes) -> None:
     for transport in (InlineTransport(), LocalTransport({}, "p"), SharedMemoryTransport()):

@@ -305,6 +305,8 @@ class Moves:
         theirs, data = self.endpoint.peer(action.worker), action.data
         blocks = as_blocks(data, theirs, self._transport.get(data.payload))
         bad = store(action, blocks, self.endpoint.ours, theirs, self._payloads)
+        if not self._transport.is_intact():  # it may have changed between the check and the copy
+            bad = data.start
         self.moved_tokens += (data.stop if bad is None else max(action.start, bad)) - action.start
         return self.endpoint.written(action.move, bad, now)
 

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from pagedkv.transfer.messages import MoveId
 from pagedkv.transfer.payload import UInt8
@@ -21,6 +22,7 @@ from pagedkv.transfer.payload import UInt8
 # Segments that are kept for the next payloads, and mappings of other processes' segments.
 _KEPT = 16
 _PAGE = mmap.PAGESIZE
+_COUNT = np.dtype("<u8")  # at the end of a segment: how often it has been written
 
 
 class Transport(Protocol):
@@ -37,6 +39,13 @@ class Transport(Protocol):
         """The bytes, flat, valid until the next call; None: they are not there any more.
 
         What is written to them the sender does not see.
+        """
+        ...
+
+    def is_intact(self) -> bool:
+        """Whether what `get` returned last has been the same from then until now.
+
+        A sender that has given a move up may use its memory for another while it is still read.
         """
         ...
 
@@ -57,6 +66,9 @@ class InlineTransport:
 
     def get(self, reference: bytes) -> UInt8 | None:
         return None
+
+    def is_intact(self) -> bool:
+        return True
 
     def free(self, move: MoveId, number: int) -> None:
         pass
@@ -81,6 +93,9 @@ class LocalTransport:
     def get(self, reference: bytes) -> UInt8 | None:
         return self._payloads.get(reference)
 
+    def is_intact(self) -> bool:
+        return True
+
     def free(self, move: MoveId, number: int) -> None:
         kept = []
         for sent in self._sent.pop(move, ()):
@@ -97,12 +112,16 @@ class LocalTransport:
 
 
 class _Place(msgspec.Struct, frozen=True, array_like=True):
-    """Where a payload lies. inode: of the segment, for descriptors are given again."""
+    """Where a payload lies. inode: of the segment, for descriptors are given again.
+
+    count: how often the segment had been written with this payload.
+    """
 
     pid: int
     descriptor: int
     inode: int
     size: int
+    count: int
 
 
 class _Segment:
@@ -110,10 +129,18 @@ class _Segment:
 
     def __init__(self, capacity: int) -> None:
         self.descriptor = os.memfd_create("pagedkv-move")
-        self.capacity = -(-capacity // _PAGE) * _PAGE
-        os.ftruncate(self.descriptor, self.capacity)
+        size = -(-(capacity + _COUNT.itemsize) // _PAGE) * _PAGE
+        os.ftruncate(self.descriptor, size)
+        self.capacity = size - _COUNT.itemsize
         self.inode = os.fstat(self.descriptor).st_ino
-        self.bytes = np.frombuffer(mmap.mmap(self.descriptor, self.capacity), np.uint8)
+        self._bytes = np.frombuffer(mmap.mmap(self.descriptor, size), np.uint8)
+
+    def write(self, data: UInt8) -> int:
+        """Returns how often it has been written. It is counted first: see `is_intact`."""
+        count = _count(self._bytes)
+        count += 1
+        self._bytes[: len(data)] = data
+        return int(count[0])
 
     def close(self) -> None:
         os.close(self.descriptor)
@@ -130,6 +157,7 @@ class SharedMemoryTransport:
         self._free: list[_Segment] = []
         self._sent: dict[MoveId, list[tuple[int, _Segment]]] = {}
         self._mapped: OrderedDict[tuple[int, int, int], UInt8] = OrderedDict()
+        self._read: tuple[UInt8, int] | None = None  # the segment read last, and its count then
 
     @property
     def num_segments(self) -> int:
@@ -139,12 +167,13 @@ class SharedMemoryTransport:
     def put(self, move: MoveId, number: int, blocks: UInt8) -> bytes:
         data = blocks.reshape(-1)
         segment = self._segment(len(data))
-        segment.bytes[: len(data)] = data
+        count = segment.write(data)
         self._sent.setdefault(move, []).append((number, segment))
-        place = _Place(os.getpid(), segment.descriptor, segment.inode, len(data))
+        place = _Place(os.getpid(), segment.descriptor, segment.inode, len(data), count)
         return msgspec.msgpack.encode(place)
 
     def get(self, reference: bytes) -> UInt8 | None:
+        self._read = None
         try:
             place = msgspec.msgpack.decode(reference, type=_Place)
         except msgspec.DecodeError:
@@ -158,7 +187,11 @@ class SharedMemoryTransport:
             if len(self._mapped) > _KEPT:
                 self._mapped.popitem(last=False)
         self._mapped.move_to_end(key)
+        self._read = self._mapped[key], place.count
         return self._mapped[key][: place.size]
+
+    def is_intact(self) -> bool:
+        return self._read is None or int(_count(self._read[0])[0]) == self._read[1]
 
     def free(self, move: MoveId, number: int) -> None:
         kept = []
@@ -178,6 +211,7 @@ class SharedMemoryTransport:
         self._free.clear()
         self._sent.clear()
         self._mapped.clear()
+        self._read = None
 
     def _segments(self) -> Iterator[_Segment]:
         yield from self._free
@@ -194,6 +228,10 @@ class SharedMemoryTransport:
         return segment
 
 
+def _count(segment: UInt8) -> npt.NDArray[np.uint64]:
+    return segment[-_COUNT.itemsize :].view(_COUNT)
+
+
 def _map(place: _Place) -> UInt8 | None:
     """All of a segment. None: its process is gone, or has closed it."""
     try:
@@ -202,7 +240,7 @@ def _map(place: _Place) -> UInt8 | None:
         return None
     try:
         facts = os.fstat(descriptor)
-        if facts.st_ino != place.inode or not 0 < place.size <= facts.st_size:
+        if facts.st_ino != place.inode or not 0 < place.size <= facts.st_size - _COUNT.itemsize:
             return None
         return np.frombuffer(
             mmap.mmap(descriptor, facts.st_size, access=mmap.ACCESS_COPY), np.uint8

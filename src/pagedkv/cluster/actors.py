@@ -55,6 +55,10 @@ class Listener(Protocol):
         """The router is there and knows nothing yet, or is gone."""
         ...
 
+    def broken(self, error: BaseException) -> None:
+        """Nobody follows an actor any more: a fault of the program."""
+        ...
+
 
 class Actors:
     """A worker for each of the plan, and a router. listener: is told what happens."""
@@ -107,6 +111,10 @@ class Actors:
         """These workers get nothing new."""
         self._router.drain.remote(list(draining))
 
+    def lose(self, worker: str) -> None:
+        """The router is to forget what it knows of a worker."""
+        self._router.lose.remote(worker)
+
     async def close(self) -> None:
         """Ends all of it; what is not yet complete at the workers is lost."""
         for task in self._tasks:
@@ -121,7 +129,14 @@ class Actors:
             self._ray.kill(actor)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.append(asyncio.create_task(work))
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._done)
+        self._tasks.append(task)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _LOG.error("an actor is not followed any more", exc_info=error)
+            self._listener.broken(error)
 
     async def _follow(self, name: str) -> None:
         """Starts a worker, hears what it says, and again when it is lost."""
@@ -140,7 +155,7 @@ class Actors:
             except self._ray.exceptions.RayError as error:
                 kind, why = type(error).__name__, _line(error)
             self._boots.pop(name, None)
-            self._router.lose.remote(name)
+            self.lose(name)
             if not self._listener.lost(name, kind, why):
                 return
             if heard:

@@ -21,7 +21,7 @@ from pagedkv.cluster.dispatch import Dispatch, Outcome
 from pagedkv.cluster.questions import Questions
 from pagedkv.cluster.router_actor import Wish
 from pagedkv.cluster.seats import Seat
-from pagedkv.cluster.totals import total_facts, total_status
+from pagedkv.cluster.totals import total_counters, total_facts, total_status
 from pagedkv.cluster.worker import Started, host_id
 from pagedkv.engine.facts import Facts
 from pagedkv.engine.status import ClusterStatus, CoreStatus
@@ -40,6 +40,7 @@ from pagedkv.engine.wire import (
     ToCore,
 )
 from pagedkv.errors import PagedKVError
+from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.counters import EngineCounters
 from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, Message, Resume, StepStats
 from pagedkv.scheduling.namespaces import namespace_bytes, public_length
@@ -73,7 +74,7 @@ class ClusterLink:
         self._questions = Questions(self._post)
         self._frames: asyncio.Queue[FromCore] = asyncio.Queue()
         self._facts: Facts | None = None
-        self._past: list[EngineCounters] = []  # of processes that are gone
+        self._past: list[EngineCounters] = []  # of processes that are gone, added up
         self._draining = False
         self._outbox: dict[str, list[ToCore]] = {}
         self._wishes: list[str] = []
@@ -102,12 +103,9 @@ class ClusterLink:
                 number = self._applied.begin()
                 self._carry_out(self._dispatch.abort(message), number)
                 self._applied.done(number)
-            case Drain():
+            case Drain():  # not theirs: what is here is still to be placed, moved and resumed
                 self._draining = True
-                number = self._applied.begin()
-                for name in self._ready():
-                    self._send(name, message, number)
-                self._applied.done(number)
+                self._applied.done(self._applied.begin())
             case Ask():
                 self._ask(message)
             case Close():
@@ -159,7 +157,7 @@ class ClusterLink:
         _LOG.warning("worker %s is gone and is started again: %s", worker, why)
         seat = self._seats[worker]
         if seat.status is not None:
-            self._past.append(seat.status.counters)
+            self._past = [total_counters([*self._past, seat.status.counters])]
         seat.end()
         self._outbox.pop(worker, None)
         self._applied.lost(worker)
@@ -174,6 +172,9 @@ class ClusterLink:
         if up:  # it may never have heard of them
             self._tell_drained()
             self._want(self._dispatch.unplaced)
+
+    def broken(self, error: BaseException) -> None:
+        self._post(Died(type(error).__name__, str(error)))
 
     def decided(self, decisions: Sequence[Assign | Shed]) -> None:
         for decision in decisions:
@@ -208,7 +209,8 @@ class ClusterLink:
     def _assigned(self, request: str, prefill: str, decode: str) -> None:
         if request not in self._dispatch:
             return
-        if not self._seats[prefill].ready:  # it was lost meanwhile: the router is told, too
+        if not self._seats[prefill].ready:  # it was lost meanwhile
+            self._actors.lose(prefill)  # its last report may have come after the news of its death
             self._want([request])
             return
         number = self._numbers.pop(request, None)
@@ -290,13 +292,12 @@ class ClusterLink:
         if self._router_up and ended:
             self._actors.end(ended)
         wanted = [request for request in wishes if request in self._dispatch]
-        if self._router_up and wanted:
-            self._actors.wish([self._wish(request) for request in wanted])
+        if self._router_up and self._facts is not None and wanted:
+            config = self._facts.config
+            self._actors.wish([self._wish(request, config) for request in wanted])
 
-    def _wish(self, request: str) -> Wish:
-        assert self._facts is not None
+    def _wish(self, request: str, config: SchedulerConfig) -> Wish:
         add, drawn = self._dispatch.wanted(request)
-        config = self._facts.config
         tokens = np.array([*add.prompt, *drawn], "<i4")
         room = max(1, config.max_model_len - len(tokens))
         most = min(add.params.max_tokens or room, room, _HEADROOM)

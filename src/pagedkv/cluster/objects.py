@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from pagedkv.transfer.messages import MoveId
+from pagedkv.transfer.messages import Data, MoveId, unpack
 from pagedkv.transfer.payload import UInt8
 
 # Objects of others that are kept until they are read; what is read later is asked for again.
@@ -19,10 +19,9 @@ _PATIENCE = 5.0
 
 
 class ObjectTransport:
-    """A `engine.transports.Transport`. References go with the frames, as Ray wants it.
+    """An `engine.transports.Transport`. References go with the frames, as Ray wants it.
 
-    worker: its name. `put`, `get`, `free`, `take_new` belong to the core's thread, `expect` to the
-    actor's.
+    worker: its name. `expect` belongs to the actor's thread, all else to the core's.
     """
 
     def __init__(self, worker: str) -> None:
@@ -39,10 +38,11 @@ class ObjectTransport:
         self._new[name] = object_ref
         return name
 
-    def take_new(self) -> dict[bytes, Any]:
-        """References to what was put since the last call, for the frame that names them."""
-        new, self._new = self._new, {}
-        return new
+    def named_in(self, frame: bytes) -> dict[bytes, Any]:
+        """The object that a frame of this worker names, to go with it."""
+        message = unpack(frame) if self._new else None
+        name = message.payload if isinstance(message, Data) else b""
+        return {name: self._new.pop(name)} if name in self._new else {}
 
     def expect(self, objects: Mapping[bytes, Any]) -> None:
         """What the next frames refer to."""
@@ -59,6 +59,9 @@ class ObjectTransport:
         except ray.exceptions.RayError:  # its owner is gone
             return None
         return found
+
+    def is_intact(self) -> bool:
+        return True  # objects are never written again
 
     def free(self, move: MoveId, number: int) -> None:
         kept = [sent for sent in self._sent.pop(move, ()) if sent[0] > number]

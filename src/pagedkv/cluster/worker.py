@@ -150,23 +150,24 @@ class Worker:
             core = llm.engine.core
             objects = None if self._shared else ObjectTransport(self._name)
             moves = open_moves(core, self._name, int(time.time() * 1000), objects)
+            reporter = Reporter(self._name, self._role, host_id(), core, router, loop)
+            facts = core_facts(core, str(llm.folder), llm.report.lines())
         except BaseException as error:  # whoever waits for Ready is told
             post(Died(type(error).__name__, str(error)))
             return
-        reporter = Reporter(self._name, self._role, host_id(), core, router, loop)
 
         def take(frame: FromCore) -> None:
             if isinstance(frame, ToPeer):
-                payloads = {} if objects is None else objects.take_new()
+                payloads = {} if objects is None else objects.named_in(frame.frame)
                 loop.call_soon_threadsafe(self._tell, frame.worker, frame.frame, payloads)
                 return
-            reporter.look()
+            if not isinstance(frame, Died):
+                reporter.look()
             post(frame)
 
         core_loop = CoreLoop(core, take, moves=moves)
         self._core, self._reporter, self._objects = core_loop, reporter, objects
         settle()
-        facts = core_facts(core, str(llm.folder), llm.report.lines())
         post(Ready(replace(facts, kv_bytes_per_token=llm.report.bytes_per_token)))
         with closing(llm), closing(moves), watching(core_loop, slow_step):
             if core_loop.run():

@@ -1,8 +1,8 @@
 // The kernels of attention, written once. A file for an instruction set defines PAGEDKV_ISA and
 // includes this; CMake gives that file its compiler flags.
 //
-// Determinism: a score has one accumulator and goes over d in ascending order; weights are summed by
-// (position mod 16), then by one tree; a value's element has one accumulator and goes over the span's
+// Determinism: a score has one accumulator and goes over d in ascending order; weights are summed in
+// 16 lanes, each of which has certain positions of the span, then by one tree; a value's element has one accumulator and goes over the span's
 // positions in ascending order; spans merge in order. None of it depends on how many vectors or
 // registers share a loop.
 #include "kernels.h"
@@ -187,11 +187,17 @@ struct Rows {
     return maximum(most);
   }
 
-  // Row m's scores become weights relative to `top`, their scaled maximum, in place. Returns the
-  // sum of the weights.
-  float weigh(int m, float top) const {
+  // Row m's scores become weights relative to `top`, which is their maximum `most`, scaled, in place.
+  // Returns the sum of the weights.
+  float weigh(int m, float most, float top) const {
     constexpr int kTogether = Step::kTogether;
     float* row = task.scores + m * kScoreStride;
+    // Beyond 2^24 what rounding leaves of `top` is whole powers of two, and may leave no finite
+    // weight: scores are then taken relative to their maximum before they are scaled.
+    if (!(__builtin_fabsf(top) < 0x1p24f)) {
+      for (int j = 0; j < weighed(m); ++j) row[j] -= most;
+      top = 0.0f;
+    }
     Wide total[kGroupVectors];
     for (int v = 0; v < kGroupVectors; ++v) total[v] = splat(0.0f);
     for (int j = 0; j < weighed(m); j += kGroup * kTogether) {
@@ -212,8 +218,10 @@ struct Rows {
   // Scores become weights, which the states take up but for the values.
   void soften() {
     alignas(64) float tops[kPadded], totals[kPadded], maxima[kPadded], sums[kPadded];
-    for (int m = 0; m < M; ++m) tops[m] = highest(m) * task.scale;
-    for (int m = 0; m < M; ++m) totals[m] = weigh(m, tops[m]);
+    float most[M];
+    for (int m = 0; m < M; ++m) most[m] = highest(m);
+    for (int m = 0; m < M; ++m) tops[m] = most[m] * task.scale;
+    for (int m = 0; m < M; ++m) totals[m] = weigh(m, most[m], tops[m]);
     for (int m = M; m < kPadded; ++m) tops[m] = totals[m] = maxima[m] = sums[m] = 0.0f;
     std::memcpy(maxima, task.maximum + i, M * sizeof(float));
     std::memcpy(sums, task.sum + i, M * sizeof(float));

@@ -81,6 +81,16 @@ def test_scores_far_apart_do_not_overflow(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_whose_rounding_is_past_all_exponents(name: str, dtype: torch.dtype) -> None:
+    """At 1e12 a score's last bit is worth more powers of two than float32 has."""
+    rows = Rows.random([200], 2, 1, 8, dtype)
+    rows.q[0] *= 1e12
+    case = lay_out(rows, [200], 16)
+    assert_close(attend(make(name, case), case), expected(case))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
 def test_every_length_and_hit_length_has_the_same_answer(name: str) -> None:
     """Only one residue modulo the block size goes wrong (sglang PR#29633)."""
     block_size = 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -123,9 +124,11 @@ def test_store_that_cannot_be_is_refused(name: str, field: str, value: Any) -> N
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize("scale", [0.0, -0.5, float("nan"), float("inf")])
-def test_a_scale_that_turns_scores_round_is_refused(name: str, scale: float, case: Case) -> None:
-    with pytest.raises(ConfigError, match=rf"scale={scale}"):
+@pytest.mark.parametrize("scale", [0.0, -0.5, 1e-50, 1e50, float("nan"), float("inf")])
+def test_a_scale_that_float32_lacks_or_that_turns_scores_round_is_refused(
+    name: str, scale: float, case: Case
+) -> None:
+    with pytest.raises(ConfigError, match=f"scale={re.escape(repr(scale))}"):
         make_backend(name, case.spec, scale=scale)
 
 

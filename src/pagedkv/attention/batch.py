@@ -41,11 +41,16 @@ def check_spec(spec: KVSpec) -> None:
 
 
 def softmax_scale(spec: KVSpec, scale: float | None) -> float:
-    """The given factor of the scores, or 1/sqrt(D). ConfigError unless it is more than 0."""
+    """The given factor of the scores, or 1/sqrt(D).
+
+    ConfigError unless it is from 1e-30 to 1e30: kernels reckon in float32, which has room beyond.
+    """
     if scale is None:
         return 1 / math.sqrt(spec.head_dim)
-    if not 0 < scale < math.inf:
-        raise ConfigError(f"scale={scale!r} of the scores: give a number above 0, or None")
+    if not 1e-30 <= scale <= 1e30:
+        raise ConfigError(
+            f"scale={scale!r} of the scores: give a number from 1e-30 to 1e30, or None"
+        )
     return float(scale)
 
 

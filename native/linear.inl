@@ -92,7 +92,8 @@ constexpr LinearKernels linear_table() {
   static_assert(kMaxRows <= kTileRows);
   using Value = typename Step::Value;
   static_assert(kTileSteps * sizeof(Value) <= kTileStride);
-  return {kMaxRows, sizeof(Value) == Step::kWidth * sizeof(typename Step::Element), load_tile<Step>, multiply_rows<Step, kMaxRows>, store_row<Step>};
+  constexpr bool kInPlace = sizeof(Value) == Step::kWidth * sizeof(typename Step::Element);
+  return {kMaxRows, kInPlace, load_tile<Step>, multiply_rows<Step, kMaxRows>, store_row<Step>};
 }
 
 }  // namespace pagedkv::PAGEDKV_ISA

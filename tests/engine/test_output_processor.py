@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
+import msgspec
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -192,6 +196,19 @@ def test_logprobs_by_token_id_with_rank_text_and_sum() -> None:
     assert last.prompt_logprobs is not None and len(last.prompt_logprobs) == 2
     none, second = last.prompt_logprobs
     assert none is None and second is not None and second[ids("i")[0]].rank == 7
+
+
+def test_an_output_can_be_copied_sent_and_made_a_dict() -> None:
+    front, (a,) = Front(logprobs=1), ids("a")
+    entry = scored(a, -0.5, 1, {a: -0.5})
+    output = front.feed("a", end="length", logprobs=(entry,), usage=RequestUsage(1))
+    assert output is not None and output.outputs[0].logprobs
+    assert copy.deepcopy(output) == output == pickle.loads(pickle.dumps(output))
+    plain = msgspec.to_builtins(output)
+    assert plain["metrics"]["finished_time"] == 2.0
+    assert plain["outputs"][0]["logprobs"][0][a]["decoded_token"] == "a"
+    with pytest.raises(AttributeError):
+        output.finished = False  # type: ignore[misc]
 
 
 def test_without_logprobs_there_are_none() -> None:

@@ -76,7 +76,8 @@ class RequestOutput(msgspec.Struct, frozen=True):
 
     `prompt` is None if token ids were given. `prompt_logprobs` has an entry for each prompt token,
     None for the first. `seed` reproduces the samples, also when the client gave none. `usage`: what
-    the request has taken, once it has ended; None for one that was refused.
+    the request has taken, once it has ended; None for one that was refused. For a dict of all of it
+    call `msgspec.to_builtins`.
     """
 
     request_id: str

@@ -26,7 +26,7 @@ MUTANTS = (
         "transfer/sender.py",
         "        it.flying.clear()  # not freed: they may arrive yet\n        return []\n",
         "        it.flying.clear()\n        return [Free(it.id, it.number)]\n",
-        (_FAULTS + "a_request_is_released_once",),
+        ("transfer/test_sender.py::test_failures_in_a_row_end_a_move",),
     ),
     Mutant(
         "a live move stops before its blocks have arrived",

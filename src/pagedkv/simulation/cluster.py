@@ -213,7 +213,7 @@ def serve_cluster(
             "has come to a standstill"
         )
     run.workers = [
-        WorkerUse(w.name, w.role, w.num_requests, w.num_steps, w.busy_seconds, w.mover.counts)
+        WorkerUse(w.name, w.role, w.num_requests, w.num_steps, w.busy_seconds, w.mover.tally)
         for w in front.workers.values()
     ]
     run.network = NetworkUse(network.num_bytes, network.busy_seconds, network.waited_seconds)

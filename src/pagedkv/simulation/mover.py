@@ -98,7 +98,7 @@ class Mover:
         width = max(1, token_bytes // 8)
         ours = Hello(name, 1, b"", 1, 1, width, "float32", manager.block_size, manager.num_blocks)
         self.endpoint = Endpoint(manager, ours, limits)
-        self.counts = MoveCounts()
+        self.tally = MoveCounts()
         self.granted: list[str] = []  # requests that have got room here since this was last cleared
         self._parked = parked
         self._outgoing: dict[MoveId, _Outgoing] = {}
@@ -123,7 +123,7 @@ class Mover:
             return
         if message.move in self._outgoing:
             if isinstance(message, Grant):
-                self.counts.tokens_there += message.have
+                self.tally.tokens_there += message.have
             self._progress(message.move, now)
 
     def own(self, move: MoveId, now: float) -> None:
@@ -186,7 +186,7 @@ class Mover:
                     if isinstance(message, Grant):
                         self.granted.append(message.request)
                 case SendData(to, data, blocks):
-                    self.counts.blocks_sent += len(blocks)
+                    self.tally.blocks_sent += len(blocks)
                     payload = (data.stop - data.start) * self._token_bytes
                     self._host.post(to, data, payload + _size(data), len(blocks))
                 case Write():
@@ -194,13 +194,13 @@ class Mover:
                 case Completed(move, counts, ended):
                     self._host.completed(move, counts, ended)
                 case Resumed(move):
-                    self.counts.received += 1
+                    self.tally.received += 1
                     self._adopt(move)
                 case Released(move):
-                    self.counts.sent += 1
+                    self.tally.sent += 1
                     self._let_go(move)
                 case Reclaimed(move, reason):
-                    self.counts.failed += 1
+                    self.tally.failed += 1
                     if self._let_go(move):
                         self._core.send(self._parked.pop(move))
                     self._host.failed(move, reason)

@@ -4,8 +4,8 @@ Run: python benchmarks/bench_split.py
 
 A few requests decode all the time; then a burst of long prompts comes, each of which asks for one
 token. Printed: P99 of the gaps between the tokens of those that decode, quiet and during the burst,
-with one engine on all cores, and with a prefill and a decode worker, each on a core of its own. With
-the split it is to rise by less than 1.3x.
+with one engine on all cores, and with a prefill and a decode worker, each on a core of its own.
+With the split it is to rise by less than 1.3x.
 """
 
 from __future__ import annotations

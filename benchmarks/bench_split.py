@@ -57,7 +57,7 @@ async def _load(engine: AsyncEngine, given: argparse.Namespace) -> tuple[float, 
     times: list[list[float]] = [[] for _ in range(given.decodes)]
 
     def submit(name: str, length: int, max_tokens: int) -> Any:
-        prompt = rng.integers(100, 10_000, length).tolist()
+        prompt = {"prompt_token_ids": rng.integers(100, 10_000, length).tolist()}
         params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
         reader = engine.front.reader
         prepared = reader.read(engine.new_id(name), prompt, params, arrival=engine.clock())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -107,3 +108,11 @@ def test_the_reference_names_the_metrics_of_workers() -> None:
     documented = set(re.findall(r"^\| `(\w+)`", section, re.M))
     assert set(re.findall(of_workers, text, re.M)) == documented
     assert 'pagedkv:worker_restarts_total{worker="worker-0"} 1.0' in text
+
+
+def test_a_cluster_that_is_not_there_is_told_at_once() -> None:
+    with socket.socket() as taken:  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=rf"{address}.*ray start --head"):
+            start_ray(address, 2)

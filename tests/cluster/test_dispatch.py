@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -75,6 +76,12 @@ def test_ownership_moves_when_all_that_the_old_owner_reported_is_delivered() -> 
     assert outcome.sends == [("d", Own("r", 1)), ("p", Disown("r", 0))]
     assert bring(made, "r@0", 6).deltas == [] and len(bring(made, "r@1", 6).deltas) == 1
     assert made.of("d") == ["r"] and made.of("p") == []
+
+
+def test_a_request_for_one_token_stays_where_its_prompt_is_computed() -> None:
+    one = replace(add(), params=SamplingParams(max_tokens=1))
+    (sent,) = dispatch(one).place("r", "p", then="d").sends
+    assert sent[0] == "p" and isinstance(sent[1], Add)
 
 
 def test_a_move_that_fails_leaves_the_request_where_it_is_to_be_moved_later() -> None:

@@ -125,7 +125,7 @@ class Dispatch:
         """The worker gets a request that nobody has. Nothing happens if it is over, or somebody's.
 
         One that has brought tokens goes on behind those that were delivered. then: another worker,
-        to which it moves when its prompt is computed.
+        to which it moves when its prompt is computed, unless it ends with its first token.
         """
         entry = self._entries.get(request)
         if entry is None or entry.placed:
@@ -138,7 +138,7 @@ class Dispatch:
             move = self._fence.resume(request, worker)
             message = self._resume(entry, move)
         sends = [(worker, message), *self._aborts(entry, worker, move)]
-        if then is not None and then != worker:
+        if then is not None and then != worker and entry.add.params.max_tokens != 1:
             sends.append(self._move(request, entry, worker, then, "prefilled"))
         return Outcome(sends, [], [], [])
 

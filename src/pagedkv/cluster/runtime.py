@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from typing import Any
 
 from pagedkv.errors import ConfigError, MissingExtraError
@@ -15,6 +16,11 @@ _OBJECT_STORE = 128 * 2**20
 # by itself only where it does not believe in clusters.
 _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}
 _ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+_REMEDY = (
+    "start a cluster there with `ray start --head`, or leave ray_address out to run on this "
+    "machine alone"
+)
+_KNOCK = 5.0  # seconds
 
 
 def start_ray(address: str | None, num_workers: int) -> Any:
@@ -27,6 +33,8 @@ def start_ray(address: str | None, num_workers: int) -> Any:
         import ray
     except ModuleNotFoundError:
         raise MissingExtraError('ray is not installed: pip install "pagedkv[cluster]"') from None
+    if address is not None:
+        _knock(address)
     try:
         if address is None:
             ray.init(
@@ -41,13 +49,25 @@ def start_ray(address: str | None, num_workers: int) -> Any:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise ConfigError(
-            f"ray_address={address!r} cannot be reached ({_line(error)}): start a cluster there "
-            "with `ray start --head`, or leave ray_address out to run on this machine alone"
+            f"ray_address={address!r} cannot be reached ({_line(error)}): {_REMEDY}"
         ) from None
     except (ValueError, RuntimeError, OSError, TimeoutError) as error:
         what = "Ray did not start" if address is None else f"ray_address={address!r} is refused"
         raise ConfigError(f"{what}: {_line(error)}") from None
     return ray
+
+
+def _knock(address: str) -> None:
+    """ConfigError where nobody listens: Ray itself would go on trying for minutes."""
+    host, _, port = address.rpartition(":")
+    if "://" in address or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), _KNOCK).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"ray_address={address!r} cannot be reached ({error}): {_REMEDY}"
+        ) from None
 
 
 def _line(error: Exception) -> str:

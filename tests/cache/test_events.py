@@ -14,7 +14,7 @@ BLOCK = 2
 
 def remember(m: BlockManager, tokens: list[int], **names: object) -> None:
     """Computes a prompt and lets it stay in the cache."""
-    seq = m.open(tokens, **names)  # type: ignore[arg-type]
+    seq = m.open(tokens, **names)
     rest = tokens[m.length(seq) :]
     m.reserve([seq], [len(rest)])
     m.commit([seq], [rest])
@@ -140,7 +140,7 @@ def test_mirror_whatever_happens_a_mirror_equals_the_index(seed: int) -> None:
             else:
                 m.close(seq)
         elif act < 6 and open_:
-            m.close(open_.pop(int(rng.integers(len(open_)))))  # type: ignore[arg-type]
+            m.close(open_.pop(int(rng.integers(len(open_)))))
         elif act == 6:
             m.evict(int(rng.integers(4)))
         elif rng.integers(10) == 0:
@@ -149,4 +149,4 @@ def test_mirror_whatever_happens_a_mirror_equals_the_index(seed: int) -> None:
         assert set(mirror.nodes) == {serial for serial in m.index.serials if serial}
         assert mirror.nodes == {p.serial: p for p in mirror.log.picture().published}
     for seq in open_:
-        m.close(seq)  # type: ignore[arg-type]
+        m.close(seq)

@@ -208,7 +208,7 @@ def test_an_output_can_be_copied_sent_and_made_a_dict() -> None:
     assert plain["metrics"]["finished_time"] == 2.0
     assert plain["outputs"][0]["logprobs"][0][a]["decoded_token"] == "a"
     with pytest.raises(AttributeError):
-        output.finished = False  # type: ignore[misc]
+        output.finished = False
 
 
 def test_without_logprobs_there_are_none() -> None:

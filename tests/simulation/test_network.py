@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from pagedkv.errors import ConfigError
@@ -22,8 +24,7 @@ class Links:
         name = f"{source}{target}{size}"
 
         def send(now: float) -> None:
-            arrive = lambda there: self.came.setdefault(name, there)  # noqa: E731
-            self.network.send(source, target, size, pieces, arrive)
+            self.network.send(source, target, size, pieces, partial(self.came.setdefault, name))
 
         self.agenda.at(at, send)
 

@@ -101,13 +101,13 @@ def test_a_worker_that_turns_gets_nothing_until_it_reports_its_new_role() -> Non
     r = router(*STARVING)
     ticks(r, 0, 6)
     (got,) = r.handle(Arrival("r", 16, 16), 6.0)
-    assert (got.prefill, got.decode) == ("p", "d2")  # type: ignore[union-attr]
+    assert (got.prefill, got.decode) == ("p", "d2")
     r.handle(report("d1", "decode"), 7.0)
     (got,) = r.handle(Arrival("s", 16, 16), 7.0)
-    assert got.decode == "d2"  # type: ignore[union-attr]
+    assert got.decode == "d2"
     r.handle(report("d1", "prefill"), 8.0)
     (got,) = r.handle(Arrival("t", 16, 16), 8.0)
-    assert got.prefill == "d1"  # type: ignore[union-attr]
+    assert got.prefill == "d1"
 
 
 def test_roles_rest_after_a_change_and_swing_at_most_once_a_rest() -> None:
@@ -135,7 +135,7 @@ def test_a_worker_that_never_turns_is_used_as_it_is_after_the_rest() -> None:
     ticks(r, 6, 66)
     r.handle(report("d2", "decode", used=0.99), 66.0)
     (got,) = r.handle(Arrival("r", 160, 160), 66.0)
-    assert got.decode == "d1"  # type: ignore[union-attr]
+    assert got.decode == "d1"
 
 
 def test_bounds_that_let_roles_swing_are_refused() -> None:

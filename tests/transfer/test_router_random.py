@@ -97,7 +97,7 @@ class Model:
             seen = tuple(r for r, blocks_of in self.sent.items() if worker in blocks_of)
             report = WorkerReport(
                 worker,
-                self.roles[worker],  # type: ignore[arg-type]
+                self.roles[worker],
                 num_blocks=blocks,
                 free_blocks=int(rng.integers(blocks + 1)),
                 prefill_tokens_per_s=1000.0,

@@ -75,7 +75,7 @@ class Worker:
         seen, self.seen = tuple(self.seen), []
         return WorkerReport(
             self.name,
-            self.role,  # type: ignore[arg-type]
+            self.role,
             num_blocks=1_000_000,
             free_blocks=900_000,
             prefill_tokens_per_s=RATE,

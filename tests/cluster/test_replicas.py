@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import signal
@@ -45,6 +46,15 @@ def test_a_death_is_not_seen(replicas: Clustered, load: Load, who: str, seed: in
     replicas.at_rest()
     starts = sum(worker["restarts"] for worker in replicas.workers().values())
     assert starts == restarts + (who != "router")
+
+
+def test_workers_are_as_urgent_as_their_server(replicas: Clustered) -> None:
+    ours = os.getpriority(os.PRIO_PROCESS, replicas.process.pid)
+    theirs = {
+        w["pid"]: os.getpriority(os.PRIO_PROCESS, w["pid"]) for w in replicas.workers().values()
+    }
+    assert theirs == dict.fromkeys(theirs, ours)
+    assert theirs
 
 
 def test_everything_listens_at_loopback_only(replicas: Clustered) -> None:

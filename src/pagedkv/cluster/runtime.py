@@ -13,9 +13,10 @@ from pagedkv.errors import ConfigError, MissingExtraError
 _OBJECT_STORE = 128 * 2**20
 # Read when Ray is imported, or by the processes that it starts. No figures leave the machine;
 # SIGTERM remains the server's; a runtime on one machine listens at 127.0.0.1 alone, which Ray does
-# by itself only where it does not believe in clusters.
+# by itself only where it does not believe in clusters; workers are as urgent as this process, else
+# a step on all cores stands still for whatever else the machine does.
 _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}
-_ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+_ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness": "0"}
 _REMEDY = (
     "start a cluster there with `ray start --head`, or leave ray_address out to run on this "
     "machine alone"

@@ -218,7 +218,7 @@ class BlockManager:
 
     def changed_rows(self, since: int) -> Int32:
         """Rows of open sequences with entries changed after the stamp `since`, ascending int32."""
-        return np.flatnonzero(self.table.stamps > whole(since, "since")).astype(np.int32)
+        return (self.table.stamps > whole(since, "since")).nonzero()[0].astype(np.int32)
 
     def padded_rows(self, rows: Int32) -> Int32:
         """Whole table rows for upload: int32 [r, w], w = blocks of the longest, padded with 0."""
@@ -313,7 +313,7 @@ class BlockManager:
         rows.reserved[which] = NO_RESERVATION
         if self.prefix_caching:
             firsts, lasts = starts // self.block_size, ends // self.block_size
-            filled = np.flatnonzero(lasts > firsts)
+            filled = (lasts > firsts).nonzero()[0]
             if len(filled):
                 publish_full(self._state, which[filled], firsts[filled], lasts[filled])
 

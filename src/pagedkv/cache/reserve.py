@@ -49,7 +49,7 @@ def refuse_commit(table: BlockTable, which: Int64, counts: Int64) -> NoReturn:
 def apply(state: State, plan: WritePlan, blocks: Int32) -> Reservation:
     """Puts new blocks into the rows: in call order, a row's copy before its fresh blocks."""
     rows, which = state.table, plan.rows
-    copying = np.flatnonzero(plan.copies)
+    copying = plan.copies.nonzero()[0]
     copies = np.zeros((len(copying), 3), np.int32)
     if len(copying):
         taken = plan.fresh + plan.copies
@@ -62,7 +62,7 @@ def apply(state: State, plan: WritePlan, blocks: Int32) -> Reservation:
         state.contents[copies[:, 1]] = state.contents[copies[:, 0]]
         blocks = np.delete(blocks, of_copies)
     if len(blocks):
-        growing = np.flatnonzero(plan.fresh)
+        growing = plan.fresh.nonzero()[0]
         owner, place = repeat_ranges(plan.fresh[growing])
         owner = growing[owner]
         rows.write(which[owner], plan.owned[owner] + place, blocks)

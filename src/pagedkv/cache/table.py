@@ -57,14 +57,24 @@ class BlockTable:
         self._unused = list(range(max_seqs - 1, -1, -1))
         self._next_serial = 1
         self._mark = np.zeros(max_seqs, np.int64)  # scratch of `find`
+        # The ids that `find` was given last, as bytes, and their rows: a step asks for the same
+        # several times. None: one of them may have been closed since.
+        self._asked: bytes | None = None
+        self._answer = np.zeros(0, np.int64)
 
     @property
     def num_open(self) -> int:
         return self.max_seqs - len(self._unused)
 
     def find(self, seqs: Sequence[int] | Int64) -> Int64:
-        """Rows of open sequences. KeyError names an unknown id, ValueError a repeated one."""
+        """Rows of open sequences, for reading only.
+
+        KeyError names an unknown id, ValueError a repeated one.
+        """
         ids = int_array(seqs, "sequence ids")
+        asked = ids.tobytes()
+        if asked == self._asked:
+            return self._answer
         rows = ids % self.max_seqs
         known = self.seqs[rows] == ids
         known &= ids > 0
@@ -76,6 +86,8 @@ class BlockTable:
         again = self._mark[rows] != places
         if np.count_nonzero(again):
             raise ValueError(f"sequence {ids[again][0]} is named twice in one call")
+        rows.flags.writeable = False
+        self._asked, self._answer = asked, rows
         return rows
 
     def need(self, n: int) -> None:
@@ -108,6 +120,7 @@ class BlockTable:
         self.found[row] = self.stamps[row] = 0
         self.outdated[row] = False
         self._unused.append(row)
+        self._asked = None
 
     def seq(self, row: int) -> SeqId:
         return SeqId(int(self.seqs[row]))
@@ -133,7 +146,7 @@ class BlockTable:
 
     def open_rows(self) -> Int64:
         """Rows in use, oldest sequence first."""
-        rows = np.flatnonzero(self.seqs)
+        rows = self.seqs.nonzero()[0]
         by_age: Int64 = rows[np.argsort(self.seqs[rows] // self.max_seqs)]
         return by_age
 
@@ -150,6 +163,7 @@ class BlockTable:
         self.blocks[rows, : blocks.shape[1]] = blocks
         self._unused = unused
         self._next_serial = next_serial
+        self._asked = None
 
 
 def repeat_ranges(counts: Int64) -> tuple[Int64, Int64]:

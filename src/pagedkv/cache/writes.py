@@ -59,7 +59,7 @@ def plan_writes(pool: Pool, rows: BlockTable, which: Int64, counts: Int64) -> Wr
     copies = np.zeros(len(which), np.bool_)
     plan = WritePlan(which, starts, counts, owned, fresh, copies, [], [], int(fresh.sum()))
 
-    writing = np.flatnonzero((fill > 0) & (counts > 0))
+    writing = ((fill > 0) & (counts > 0)).nonzero()[0]
     tails = rows.blocks[which[writing], index[writing]]
     seen = (pool.counts[tails] > 1) | (pool.leases[tails] > 0) | (pool.extents[tails] > 0)
     if not np.count_nonzero(seen):

@@ -118,7 +118,14 @@ class CostModel:
     @property
     def fitted(self) -> bool:
         """Whether to act on predictions: enough steps, some at least twice as large as others."""
-        return self.num_observed >= MIN_OBSERVATIONS and self._most >= 2 * self._fewest
+        self._learn()
+        return self._enough
+
+    @property
+    def _enough(self) -> bool:
+        """The same as of the observations that were taken in."""
+        enough = self._model.num_observed >= MIN_OBSERVATIONS
+        return enough and self._most >= 2 * self._fewest
 
     @property
     def error(self) -> float:
@@ -140,7 +147,7 @@ class CostModel:
         news, self._news = self._news, []
         for features, seconds in news:
             x = _vector(*features)
-            if self.fitted:
+            if self._enough:
                 # As with the fit: one hiccup of the clock is not the measure of hundreds of steps.
                 miss = min(abs(self._model.predict(x) - seconds) / seconds, HICCUP)
                 self._misses = FORGETTING * self._misses + miss

@@ -37,6 +37,7 @@ class NonNegativeFit:
         self.coefficients: Float64 = np.zeros(num_features)
         self._information = np.zeros((num_features, num_features))
         self._target = np.zeros(num_features)
+        self._ridge = RIDGE * np.eye(num_features)
         # Every choice of features but none at all, bool [2**k - 1, k].
         self._choices = np.array(list(product((False, True), repeat=num_features))[1:])
 
@@ -49,15 +50,14 @@ class NonNegativeFit:
         if self.num_observed >= MIN_OBSERVATIONS:
             unit = max(self.predict(x), y / HICCUP)
         x = x / unit
-        self._information = FORGETTING * self._information + np.outer(x, x)
+        self._information = FORGETTING * self._information + x[:, None] * x
         self._target = FORGETTING * self._target + x * (y / unit)
         self.num_observed += 1
         self._solve()
 
     def _solve(self) -> None:
         scale = np.sqrt(np.maximum(self._information.diagonal(), TINY))
-        ridge = RIDGE * np.eye(len(scale))
-        matrix = self._information / np.outer(scale, scale) + ridge
+        matrix = self._information / (scale[:, None] * scale) + self._ridge
         target = self._target / scale + RIDGE * self.coefficients * scale
         best = np.linalg.solve(matrix, target)
         if (best < 0).any():

@@ -13,6 +13,8 @@ from pagedkv.scheduling.step import Result, Step, Ticket, TokenLogprobs
 from pagedkv.simulation.clock import VirtualClock
 from pagedkv.simulation.link import LinkedTier
 
+_KEY, _POSITION = 7919, 104_729  # primes
+
 
 class StepCost(Protocol):
     """What a step takes."""
@@ -81,14 +83,17 @@ class TimedExecutor:
         transfers = () if self.tier is None else self.tier.move(step)
         seconds = self.cost.seconds(step) if step.num_tokens else 0.0
         self.clock.advance(seconds + sum(done.duration for done in transfers))
-        tokens = [self.token(s.key, s.position) for s in step.samples]
+        size = self.vocab_size  # as `token`, written out
+        tokens = [(s.key * _KEY + s.position * _POSITION) % size for s in step.samples]
         return Result(
             tokens=np.array(tokens, np.int32),
             indptr=np.arange(len(tokens) + 1, dtype=np.int32),
             parents=np.array([sample.row for sample in step.samples], np.int32),
             logprobs=tuple(
-                None if s.params.logprobs is None else self._score(token, s.params.logprobs)
-                for s, token in zip(step.samples, tokens, strict=True)
+                [
+                    None if s.params.logprobs is None else self._score(token, s.params.logprobs)
+                    for s, token in zip(step.samples, tokens, strict=True)
+                ]
             ),
             prompt_logprobs=tuple(
                 tuple(self._score(int(target), asked.top) for target in asked.targets)
@@ -102,7 +107,7 @@ class TimedExecutor:
         """The token drawn there. With `vocab_size` 32,000 no two of 32,000 positions in a row have
         the same one for a key.
         """
-        return (key * 7919 + position * 104_729) % self.vocab_size
+        return (key * _KEY + position * _POSITION) % self.vocab_size
 
     def _score(self, token: int, top: int) -> TokenLogprobs:
         ids = np.array([token, *range(min(top, self.vocab_size))], np.int32)

@@ -255,7 +255,7 @@ def test_a_request_id_that_waits_twice_or_comes_again_does_no_harm() -> None:
     assert isinstance(only(r.handle(want("r"), 3.0)), Assign)  # resumed after its worker died
     r.handle(Ended("r"), 4.0)
     p = r.fleet.places["p"]
-    assert (r.fleet.rows["room"][p], r.fleet.rows["queued_tokens"][p]) == (1000, 0)
+    assert (r.fleet.columns["room"][p], r.fleet.columns["queued_tokens"][p]) == (1000, 0)
 
 
 def test_a_rate_that_is_none_is_refused() -> None:

@@ -89,6 +89,7 @@ class Model:
                 NAMES[: rng.integers(10)],
                 deadline=None if rng.integers(2) else self.now + float(rng.exponential(1.0)),
                 priority=int(rng.integers(3)),
+                tenant=(None, "a", "b")[rng.integers(3)],
             )
             self.waiting[request] = arrival
             self.handle(arrival)
@@ -139,7 +140,7 @@ def test_conservation_every_request_is_answered_once_and_rooms_add_up(seed: int)
         router = model.router
         assert set(router.fleet.places) == set(model.reports)
         for worker, place in router.fleet.places.items():
-            assert router.fleet.rows["room"][place] == model.room(worker)
+            assert router.fleet.columns["room"][place] == model.room(worker)
     stats = model.router.stats()
     assert (stats.assigned, stats.shed) == (model.answers["Assign"], model.answers["Shed"])
     assert stats.assigned > 100

@@ -16,22 +16,18 @@ import numpy.typing as npt
 from pagedkv.errors import ConfigError
 from pagedkv.transfer.routing import Role, WorkerReport
 
-_COLUMNS = np.dtype(
-    [
-        ("prefills", np.bool_),
-        ("decodes", np.bool_),
-        ("host", np.int64),
-        ("seed", np.uint64),  # for rendezvous hashing
-        ("num_blocks", np.int64),
-        ("room", np.int64),  # blocks that can be given away
-        ("wait_s", np.float64),
-        ("queued_tokens", np.float64),
-        ("rate", np.float64),  # prefilled tokens a second
-        ("step_s", np.float64),
-        ("step_s_each", np.float64),
-    ],
-    align=True,  # numpy copies what is not
-)
+_COLUMNS: dict[str, type] = {
+    "prefills": np.bool_,
+    "decodes": np.bool_,
+    "host": np.int64,
+    "seed": np.uint64,  # for rendezvous hashing
+    "num_blocks": np.int64,
+    "room": np.int64,  # blocks that can be given away
+    "rate": np.float64,  # prefilled tokens a second
+    "queued_tokens": np.float64,
+    "queue_s": np.float64,  # until a request that comes now is prefilled
+    "step_s": np.float64,  # of decodes with one sequence more
+}
 _PLACES = 16  # at the start; then twice as many whenever they are all used
 
 
@@ -48,12 +44,12 @@ class Sent:
 class Fleet:
     """Workers by their place, which stays while they live and is then used again.
 
-    rows: structured array [places] of what is known of each, for reading only. A place that no
-    worker has neither prefills nor decodes.
+    columns: arrays [num_places] of what is known of each, for reading only. A place that no worker
+    has neither prefills nor decodes.
     """
 
     def __init__(self) -> None:
-        self.rows: npt.NDArray[np.void] = _empty(_PLACES)
+        self.columns = _empty(_PLACES)
         self.places: dict[str, int] = {}
         self.reports: dict[int, WorkerReport] = {}
         self._unused = list(range(_PLACES))[::-1]
@@ -61,6 +57,10 @@ class Fleet:
         self._turning: dict[int, Role] = {}  # roles that workers are to report next
         self._sent: dict[str, tuple[Sent, ...]] = {}  # by request
         self._sent_to: dict[int, set[str]] = {}  # by place: requests of which a part goes there
+
+    @property
+    def num_places(self) -> int:
+        return len(self.columns["room"])
 
     @property
     def num_hosts(self) -> int:
@@ -92,7 +92,8 @@ class Fleet:
     def leave(self, worker: str) -> int:
         """Forgets a worker; returns the place that it had. KeyError if it is not known."""
         place = self.places.pop(worker)
-        self.rows[place] = _empty(1)[0]
+        for name, nothing in _empty(1).items():
+            self.columns[name][place] = nothing[0]
         del self.reports[place]
         self._turning.pop(place, None)
         for request in self._sent_to.pop(place):
@@ -117,7 +118,8 @@ class Fleet:
         self._sent[request] = parts
         for part in parts:
             self._sent_to[part.place].add(request)
-            self._add(part)
+        for part in parts:
+            self._refresh(part.place)
 
     def ended(self, request: str) -> None:
         """The request is over, reported or not."""
@@ -135,43 +137,46 @@ class Fleet:
             del self._sent[request]
 
     def _refresh(self, place: int) -> None:
-        report, row = self.reports[place], self.rows[place]
-        active = not report.draining and place not in self._turning
-        row["prefills"] = active and report.role != "decode"
-        row["decodes"] = active and report.role != "prefill"
-        row["host"] = self._hosts.setdefault(report.host, len(self._hosts))
-        row["num_blocks"] = report.num_blocks
-        row["room"] = report.free_blocks - report.promised_blocks
-        row["wait_s"] = report.wait_s
-        row["queued_tokens"] = report.queued_tokens
-        row["rate"] = report.prefill_tokens_per_s
-        row["step_s"] = report.step_s
-        row["step_s_each"] = report.step_s_per_sequence
+        report = self.reports[place]
+        room, queued = report.free_blocks - report.promised_blocks, report.queued_tokens
+        step = report.step_s
         for request in self._sent_to[place]:
             for part in self._sent[request]:
                 if part.place == place:
-                    self._add(part)
-
-    def _add(self, part: Sent) -> None:
-        row = self.rows[part.place]
-        row["room"] -= part.blocks
-        row["queued_tokens"] += part.tokens
-        row["step_s"] += part.sequences * row["step_s_each"]
+                    room -= part.blocks
+                    queued += part.tokens
+                    step += part.sequences * report.step_s_per_sequence
+        active = not report.draining and place not in self._turning
+        columns = self.columns
+        columns["prefills"][place] = active and report.role != "decode"
+        columns["decodes"][place] = active and report.role != "prefill"
+        columns["host"][place] = self._hosts.setdefault(report.host, len(self._hosts))
+        columns["num_blocks"][place] = report.num_blocks
+        columns["room"][place] = room
+        columns["rate"][place] = report.prefill_tokens_per_s
+        columns["queued_tokens"][place] = queued
+        columns["queue_s"][place] = report.wait_s + queued / report.prefill_tokens_per_s
+        columns["step_s"][place] = step + report.step_s_per_sequence
 
     def _take_place(self, worker: str) -> int:
         if not self._unused:
-            old = len(self.rows)
-            self.rows = np.concatenate([self.rows, _empty(old)])
+            old = self.num_places
+            self.columns = {
+                name: np.concatenate([column, _empty(old)[name]])
+                for name, column in self.columns.items()
+            }
             self._unused = list(range(old, 2 * old))[::-1]
         place = self._unused.pop()
         self.places[worker] = place
         self._sent_to[place] = set()
         seed = int.from_bytes(blake2b(worker.encode(), digest_size=8).digest())
-        self.rows[place]["seed"] = seed
+        self.columns["seed"][place] = seed
         return place
 
 
-def _empty(places: int) -> Any:
-    rows = np.zeros(places, _COLUMNS)
-    rows["rate"] = 1
-    return rows
+def _empty(places: int) -> dict[str, npt.NDArray[Any]]:
+    columns: dict[str, npt.NDArray[Any]] = {
+        name: np.zeros(places, kind) for name, kind in _COLUMNS.items()
+    }
+    columns["rate"][:] = 1
+    return columns

@@ -77,18 +77,17 @@ def choose_pair(config: RouterConfig, fleet: Fleet, wanted: Wanted) -> Pair | No
     more than all its blocks. One of role "both" may keep a request without having room yet: its
     own scheduler has a queue, and knows who is to go first.
     """
-    rows, prompt = fleet.rows, wanted.prompt_tokens
-    size, num_blocks, room = config.block_size, rows["num_blocks"], rows["room"]
+    columns, prompt = fleet.columns, wanted.prompt_tokens
+    size, num_blocks, room = config.block_size, columns["num_blocks"], columns["room"]
     need = blocks_of(prompt, size)
     need_all = np.minimum(blocks_of(prompt + wanted.output_tokens, size), num_blocks)
     left = prompt - np.minimum(wanted.cached * size, prompt - 1)
-    queue = rows["wait_s"] + rows["queued_tokens"] / rows["rate"]
-    prefill = left / rows["rate"]
-    step = rows["step_s"] + rows["step_s_each"]
+    queue, step = columns["queue_s"], columns["step_s"]
+    prefill = left / columns["rate"]
     fits = num_blocks >= need
-    first = np.where(rows["prefills"] & fits, queue + prefill, np.inf)
+    first = np.where(columns["prefills"] & fits, queue + prefill, np.inf)
     in_time = np.where(first <= wanted.within_s, first, np.inf)
-    can_decode = rows["decodes"] & fits & (step <= wanted.tpot_s)
+    can_decode = columns["decodes"] & fits & (step <= wanted.tpot_s)
     moves = stays = np.where(can_decode, in_time + step, np.inf)
     can_receive = can_decode & (room >= need_all)
     if can_receive.any():
@@ -97,12 +96,12 @@ def choose_pair(config: RouterConfig, fleet: Fleet, wanted: Wanted) -> Pair | No
     totals = np.minimum(stays, moves)
     best = totals.min()
     if best == np.inf:
-        return _why(config, rows, wanted, first, can_decode, can_receive)
-    p = _rendezvous(rows["seed"], totals, best + config.epsilon_s, wanted.affinity)
+        return _why(config, columns, wanted, first, can_decode, can_receive)
+    p = _rendezvous(columns["seed"], totals, best + config.epsilon_s, wanted.affinity)
     d, transfer = p, 0.0
     if moves[p] < stays[p]:
         times = onward.times_from(p)
-        d = _rendezvous(rows["seed"], times, times.min() + config.epsilon_s, wanted.affinity)
+        d = _rendezvous(columns["seed"], times, times.min() + config.epsilon_s, wanted.affinity)
         transfer = float(times[d] - step[d]) if d != p else 0.0
     hit = prompt - left
     return Pair(p, d, float(queue[p]), float(prefill[p]), transfer, int(hit[p]), int(hit[d]))
@@ -115,7 +114,7 @@ class _Onward:
         self, config: RouterConfig, fleet: Fleet, left: Int64, step: Float64, can: Mask
     ) -> None:
         size = left * config.kv_bytes_per_token
-        self._hosts, self._num_hosts = fleet.rows["host"], fleet.num_hosts
+        self._hosts, self._num_hosts = fleet.columns["host"], fleet.num_hosts
         local, remote = config.local, config.remote
         self._local = np.where(can, local.latency_s + size / local.bytes_per_s + step, np.inf)
         if self._num_hosts > 1:
@@ -153,7 +152,7 @@ def _rendezvous(seeds: npt.NDArray[np.uint64], scores: Float64, most: float, aff
 
 def _why(
     config: RouterConfig,
-    rows: Any,
+    columns: dict[str, npt.NDArray[Any]],
     wanted: Wanted,
     first: Float64,
     can_decode: Mask,
@@ -161,10 +160,10 @@ def _why(
 ) -> NoPair:
     need = blocks_of(wanted.prompt_tokens, config.block_size)
     for role in ("prefill", "decode"):
-        able = rows[role + "s"]
+        able = columns[role + "s"]
         if not able.any():
             return NoPair(f"no {role} worker is there", role)
-        largest = int(rows["num_blocks"][able].max())
+        largest = int(columns["num_blocks"][able].max())
         if largest < need:
             return NoPair(
                 f"{wanted.prompt_tokens} prompt tokens take {need} blocks, "

@@ -60,14 +60,13 @@ class Roles:
         return []
 
     def _load(self, fleet: Fleet, side: Side, held: int) -> float:
-        rows, members = fleet.rows, _members(fleet, side)
+        columns, members = fleet.columns, _members(fleet, side)
         if not members.any():
             return 1.0 if held else 0.0
         if side == "prefill":
-            queue = rows["wait_s"] + rows["queued_tokens"] / rows["rate"]
-            load = float(queue[members].mean()) / self._config.queue_s
+            load = float(columns["queue_s"][members].mean()) / self._config.queue_s
         else:
-            used = 1 - rows["room"] / np.maximum(rows["num_blocks"], 1)
+            used = 1 - columns["room"] / np.maximum(columns["num_blocks"], 1)
             load = float(used[members].mean()) / self._config.full_share
         return max(load, 1.0) if held else load
 
@@ -81,15 +80,15 @@ _OTHER: dict[Side, Side] = {"prefill": "decode", "decode": "prefill"}
 
 def _members(fleet: Fleet, side: Side) -> Mask:
     """Workers of this role alone: those of role "both" need no change."""
-    prefills, decodes = fleet.rows["prefills"], fleet.rows["decodes"]
+    prefills, decodes = fleet.columns["prefills"], fleet.columns["decodes"]
     members: Mask = prefills & ~decodes if side == "prefill" else decodes & ~prefills
     return members
 
 
 def _least_busy(fleet: Fleet, side: Side) -> int:
     """The worker that has the fewest blocks to move away."""
-    rows = fleet.rows
+    columns = fleet.columns
     places = np.flatnonzero(_members(fleet, side))
-    used = rows["num_blocks"][places] - rows["room"][places]
-    queued = rows["queued_tokens"][places]
+    used = columns["num_blocks"][places] - columns["room"][places]
+    queued = columns["queued_tokens"][places]
     return int(places[np.lexsort((queued, used))[0]])

@@ -4,18 +4,13 @@ A pure machine: `handle(event, now)` returns decisions, reads no clock and draws
 so the simulator drives the same object as a cluster does, and a recorded run can be decided again.
 
 A request whose workers have no room waits here, not in a worker's queue: by the time there is room
-another worker may have its prefix. It is refused as soon as its first token cannot come in time any
-more, with the reason that it waited for.
+another worker may have its prefix, and tenants get room in turn. It is refused as soon as its first
+token cannot come in time any more, with the reason that it waited for.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import insort
-from collections.abc import Iterable, Iterator
-from copy import copy
-from itertools import tee
-from typing import NamedTuple
 
 from pagedkv.errors import ConfigError
 from pagedkv.transfer.fleet import Fleet, Sent
@@ -37,18 +32,9 @@ from pagedkv.transfer.routing import (
     WorkerGone,
     WorkerReport,
 )
+from pagedkv.transfer.waiting import Held, Names, Waiting, deadline_of
 
 _PATIENCE_S = 1.0  # until a picture is asked for again
-
-
-class _Held(NamedTuple):
-    """A request that waits here; they sort by priority and arrival."""
-
-    priority: int
-    number: int
-    arrival: Arrival
-    names: _Names
-    why: NoPair
 
 
 class Router:
@@ -64,9 +50,7 @@ class Router:
         self.config = config
         self.fleet = Fleet()
         self.prefixes = WorkerPrefixes() if prefixes is None else prefixes
-        self._held: list[_Held] = []  # in order
-        self._held_ids: set[str] = set()
-        self._first_deadline = math.inf  # of those held, or earlier
+        self._waiting = Waiting()
         self._arrivals = 0
         self._num_assigned = self._num_shed = self._num_gaps = 0
         self._prompt_tokens = self._cached_tokens = 0
@@ -75,11 +59,11 @@ class Router:
 
     @property
     def num_held(self) -> int:
-        return len(self._held)
+        return len(self._waiting)
 
     def held_for(self, side: str) -> int:
         """Requests that wait for room at a worker that can "prefill" or "decode"."""
-        return sum(held.why.side == side for held in self._held)
+        return sum(held.why.side == side for held in self._waiting)
 
     def handle(self, event: RouterEvent, now: float) -> list[Decision]:
         """What follows from the event. `now`: seconds, never less than before."""
@@ -93,7 +77,7 @@ class Router:
         """What it has done so far."""
         return RouterStats(
             workers=len(self.fleet.places),
-            held=len(self._held),
+            held=len(self._waiting),
             names=len(self.prefixes),
             assigned=self._num_assigned,
             shed=self._num_shed,
@@ -117,35 +101,34 @@ class Router:
                 return []
             case Ended():
                 self.fleet.ended(event.request_id)
-                self._drop_held(event.request_id)
+                self._waiting.drop(event.request_id)
                 return self._retry(now)
             case Tick():
                 return self._watch_roles(now)
 
     def _arrive(self, arrival: Arrival, now: float) -> list[Decision]:
+        waiting = self._waiting
         self._arrivals += 1
-        self._drop_held(arrival.request_id)
-        names = _Names(arrival.names)
+        waiting.drop(arrival.request_id)
+        names = Names(arrival.names)
         found = self._choose(arrival, names, now)
         # Not past those who wait: they were first, and would wait for ever.
-        if isinstance(found, Pair) and self._held and self._held[0].priority <= arrival.priority:
-            found = self._held[0].why
+        if isinstance(found, Pair) and waiting and waiting.first.priority <= arrival.priority:
+            found = waiting.first.why
         if isinstance(found, Pair):
             return [self._assign(arrival, found)]
         if found.hopeless:
             return [Shed(arrival.request_id, found.reason)]
-        if len(self._held) >= self.config.max_held:
-            reason = f"{found.reason}, and max_held={self.config.max_held} requests wait already"
-            return [Shed(arrival.request_id, reason)]
-        insort(self._held, _Held(arrival.priority, self._arrivals, arrival, names, found))
-        self._held_ids.add(arrival.request_id)
-        self._first_deadline = min(self._first_deadline, _deadline(arrival))
-        return []
-
-    def _drop_held(self, request_id: str) -> None:
-        if request_id in self._held_ids:
-            self._held_ids.remove(request_id)
-            self._held = [h for h in self._held if h.arrival.request_id != request_id]
+        refused: list[Decision] = []
+        if len(waiting) >= self.config.max_held:
+            full = f"max_held={self.config.max_held} requests wait already"
+            last = waiting.last_of_longest().arrival if waiting else arrival
+            if waiting.length(last.tenant) <= waiting.length(arrival.tenant) + 1:
+                return [Shed(arrival.request_id, f"{found.reason}, and {full}")]
+            waiting.drop(last.request_id)
+            refused.append(Shed(last.request_id, f"{full}, most of them of its tenant"))
+        waiting.push(Held(arrival.priority, self._arrivals, arrival, names, found))
+        return refused
 
     def _leave(self, worker: str) -> None:
         if worker in self.fleet.places:
@@ -155,44 +138,39 @@ class Router:
 
     def _may_help(self, place: int) -> bool:
         """Whether the first that waits may have waited for room at this worker."""
-        if not self._held:
+        if not self._waiting:
             return False
-        head = self._held[0]
-        row, tokens = self.fleet.rows[place], head.arrival.prompt_tokens
+        head = self._waiting.first
+        columns, tokens = self.fleet.columns, head.arrival.prompt_tokens
         if head.why.side == "decode":
             tokens += head.arrival.output_tokens
-        need = min(blocks_of(tokens, self.config.block_size), int(row["num_blocks"]))
-        return bool(row["prefills"] and row["decodes"]) or int(row["room"]) >= need
+        need = min(blocks_of(tokens, self.config.block_size), int(columns["num_blocks"][place]))
+        both = bool(columns["prefills"][place] and columns["decodes"][place])
+        return both or int(columns["room"][place]) >= need
 
     def _retry(self, now: float) -> list[Decision]:
         """Those that wait, in order, until one still has to."""
         decisions: list[Decision] = []
-        while self._held:
-            head = self._held[0]
+        while self._waiting:
+            head = self._waiting.first
             found = self._choose(head.arrival, head.names, now)
             if isinstance(found, Pair):
+                self._waiting.serve()
                 decisions.append(self._assign(head.arrival, found))
             elif found.hopeless:
+                self._waiting.drop(head.arrival.request_id)
                 reason = f"{found.reason}; {head.why.reason}"
                 decisions.append(Shed(head.arrival.request_id, reason))
             else:
-                self._held[0] = head._replace(why=found)
+                self._waiting.still_waits(found)
                 break
-            del self._held[0]
-            self._held_ids.remove(head.arrival.request_id)
         return decisions
 
     def _expire(self, now: float) -> list[Decision]:
         """Those whose deadline has passed while they waited."""
-        if now <= self._first_deadline:
-            return []
-        late = [held for held in self._held if _deadline(held.arrival) < now]
-        self._held = [held for held in self._held if _deadline(held.arrival) >= now]
-        self._held_ids.difference_update(held.arrival.request_id for held in late)
-        self._first_deadline = min((_deadline(h.arrival) for h in self._held), default=math.inf)
         return [
             Shed(held.arrival.request_id, f"its deadline has passed; {held.why.reason}")
-            for held in late
+            for held in self._waiting.expire(now)
         ]
 
     def _watch_roles(self, now: float) -> list[Decision]:
@@ -201,15 +179,15 @@ class Router:
         held: dict[Side, int] = {side: self.held_for(side) for side in ("prefill", "decode")}
         return [*self._roles.watch(self.fleet, held, now)]
 
-    def _choose(self, arrival: Arrival, names: _Names, now: float) -> Pair | NoPair:
-        cached = self.prefixes.cached_blocks(names, len(self.fleet.rows))
+    def _choose(self, arrival: Arrival, names: Names, now: float) -> Pair | NoPair:
+        cached = self.prefixes.cached_blocks(names, self.fleet.num_places)
         affinity = names.first or arrival.request_id.encode()
         wanted = Wanted(
             arrival.prompt_tokens,
             arrival.output_tokens,
             cached,
             int.from_bytes(affinity[-8:]),
-            _deadline(arrival) - now,
+            deadline_of(arrival) - now,
             math.inf if arrival.tpot is None else arrival.tpot,
         )
         return choose_pair(self.config, self.fleet, wanted)
@@ -250,25 +228,6 @@ class Router:
             return []
         self._asked[place] = now
         return [AskForPicture(event.worker)]
-
-
-class _Names:
-    """Names that are made when they are first needed, and kept."""
-
-    def __init__(self, names: Iterable[bytes]) -> None:
-        (self._names,) = tee(names, 1)  # stays before the first
-
-    def __iter__(self) -> Iterator[bytes]:
-        return copy(self._names)
-
-    @property
-    def first(self) -> bytes:
-        """b"" if there is none."""
-        return next(iter(self), b"")
-
-
-def _deadline(arrival: Arrival) -> float:
-    return math.inf if arrival.deadline is None else arrival.deadline
 
 
 def _check(config: RouterConfig) -> None:

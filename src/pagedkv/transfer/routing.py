@@ -115,7 +115,8 @@ class Arrival(msgspec.Struct, frozen=True, tag=True):
         or how long outputs are expected to be.
     deadline: for the first token, by the router's clock; it waits for room until then. tpot:
         seconds a token after that; it is refused if no worker is so fast now. None: no hurry.
-    priority: lower goes first among requests that wait here.
+    priority: lower goes first among requests that wait here. tenant: of those of one priority
+        tenants are served in turn, by `weight`, above 0.
     """
 
     request_id: str
@@ -125,6 +126,8 @@ class Arrival(msgspec.Struct, frozen=True, tag=True):
     deadline: float | None = None
     tpot: float | None = None
     priority: int = 0
+    tenant: str | None = None
+    weight: float = 1.0
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):

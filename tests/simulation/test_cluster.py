@@ -50,7 +50,7 @@ def all_free(workers: list[Worker]) -> None:
         manager = worker.core.scheduler.manager
         manager.check()
         assert manager.num_held_blocks == manager.num_draining_blocks == 0
-        assert not worker.mover.busy
+        assert not worker.moves.busy
         assert not worker.core.has_unfinished()
 
 
@@ -79,7 +79,7 @@ def test_prefilled_requests_go_on_elsewhere_and_nothing_is_computed_again(worker
     all_served(run, TRACE)
     all_free(workers)
     moved = int((TRACE.output_tokens > 1).sum())
-    assert run.moves.sent == run.moves.received == moved
+    assert run.moves.received == moved
     assert run.moves.failed == 0
     # Every block of every prompt is sent, once.
     longer = TRACE.prompt_tokens[TRACE.output_tokens > 1]

@@ -14,7 +14,9 @@ from rich.table import Table
 from pagedkv.cli.costs import Line, step_cost
 from pagedkv.cli.units import format_size
 from pagedkv.cli.workload import Invented, workload
+from pagedkv.errors import ConfigError
 from pagedkv.simulation.cluster import ClusterRun, ClusterShape, serve_cluster
+from pagedkv.simulation.incidents import Incidents, flip_config
 from pagedkv.simulation.network import LinkModel
 from pagedkv.simulation.objective import Objective
 from pagedkv.simulation.serve import Server, percentiles
@@ -44,6 +46,27 @@ def cluster(
         bool,
         typer.Option("--shed", help="Refuse requests whose first token cannot come in time."),
     ] = False,
+    drain: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Take a worker out of service: what it has moves away. Repeatable.",
+            metavar="WORKER@SECONDS",
+        ),
+    ] = None,
+    kill: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Let a worker die with all that it has. Repeatable.", metavar="WORKER@SECONDS"
+        ),
+    ] = None,
+    flip_after: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds that one role is short of workers before one of the other changes to it. "
+            "Default: roles stay.",
+            metavar="NUMBER",
+        ),
+    ] = None,
     network_gb: Annotated[
         float, typer.Option(help="GB/s of a worker's link, each way.", metavar="NUMBER")
     ] = 25.0,
@@ -146,7 +169,8 @@ def cluster(
     """Requests on workers with the real scheduler, router and transfer, under a virtual clock.
 
     Costs of steps are those of `simulate serve`. Every worker has a link of its own; what it sends
-    waits for what was sent before, and takes none of its steps' time.
+    waits for what was sent before, and takes none of its steps' time. Workers are called worker-0,
+    prefill-0, decode-0 and so on.
     """
     objective = Objective(ttft, tpot, share)
     cost = step_cost(
@@ -162,13 +186,32 @@ def cluster(
         token_bytes,
         LinkModel(network_gb * 1e9, network_us / 1e6, piece_us / 1e6),
     )
-    run = serve_cluster(wanted, shape, cost, shed=objective if shed else None)
+    incidents = Incidents(
+        _moments("drain", drain),
+        _moments("kill", kill),
+        None if flip_after is None else flip_config(flip_after),
+    )
+    run = serve_cluster(wanted, shape, cost, shed=objective if shed else None, incidents=incidents)
     if as_json:
         print(json.dumps(_facts(run, objective)))
         return
     console = Console(highlight=False)
     console.print(_summary(run, objective))
     console.print(_workers(run))
+
+
+def _moments(option: str, values: list[str] | None) -> tuple[tuple[str, float], ...]:
+    """Workers and seconds. ConfigError for a value that says no such thing."""
+    moments = []
+    for value in values or ():
+        worker, _, seconds = value.rpartition("@")
+        try:
+            moments.append((worker, float(seconds)))
+        except ValueError:
+            raise ConfigError(
+                f"--{option} {value!r:.100}: give a worker and seconds, as in decode-1@30"
+            ) from None
+    return tuple(moments)
 
 
 def _facts(run: ClusterRun, objective: Objective) -> dict[str, Any]:
@@ -187,6 +230,8 @@ def _facts(run: ClusterRun, objective: Objective) -> dict[str, Any]:
         "prompt_tokens": run.prompt_tokens,
         "cached_tokens": run.cached_tokens,
         "moves": asdict(run.moves),
+        "resumed": run.resumed,
+        "flips": run.flips,
         "network": asdict(run.network),
         "decisions": run.decisions,
         "events": run.num_events,
@@ -198,6 +243,8 @@ def _summary(run: ClusterRun, objective: Objective) -> Table:
     """The same in words."""
     borne = "borne" if run.attainment(objective) >= objective.share else "not borne"
     moves, network = run.moves, run.network
+    resumed = f", {run.resumed:,} resumed where their worker died" if run.resumed else ""
+    incidents = resumed + (f"; roles changed {run.flips:,} times" if run.flips else "")
     refused = f", {run.ended('shed'):,} refused" if run.ended("shed") else ""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in {
@@ -211,7 +258,7 @@ def _summary(run: ClusterRun, objective: Objective) -> Table:
         + _marks(percentiles(run.requests, "tpot"), 1e3, "ms"),
         "prompt tokens": f"{run.prompt_tokens:,}, {run.cached_tokens:,} from the prefix cache",
         "moved": f"{moves.received:,} requests, {moves.blocks_sent:,} blocks; "
-        f"{moves.tokens_there:,} tokens were there, {moves.failed:,} moves failed",
+        f"{moves.tokens_there:,} tokens were there, {moves.failed:,} moves failed{incidents}",
         "links": f"{format_size(network.bytes)}, busy {network.busy_seconds:,.1f} s, "
         f"waited for {network.waited_seconds:,.1f} s",
         "router": f"{run.decisions:,} decisions",
@@ -237,7 +284,7 @@ def _workers(run: ClusterRun) -> Table:
             f"{min(busy):.0%}",
             f"{max(busy):.0%}",
             f"{sum(worker.steps for worker in of_role):,}",
-            f"{sum(worker.requests + worker.moves.received for worker in of_role):,}",
+            f"{sum(worker.requests + worker.received for worker in of_role):,}",
         )
     return table
 

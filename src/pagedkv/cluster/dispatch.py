@@ -155,6 +155,16 @@ class Dispatch:
             return _nothing()
         return Outcome([self._move(request, entry, owner.worker, to, "live")], [], [], [])
 
+    def empty(self, worker: str, others: Iterable[str]) -> Outcome:
+        """What has settled at a worker moves to others, each request to the one that has fewest."""
+        outcome, leaving = _nothing(), self.settled(worker)
+        load = {other: len(self.of(other)) for other in others} if leaving else {}
+        for request in leaving if load else ():
+            to = min(load, key=lambda name: (load[name], name))
+            load[to] += 1
+            _extend(outcome, self.move_away(request, to))
+        return outcome
+
     def settled(self, worker: str) -> list[str]:
         """Requests that the worker owns, have brought a token, and are on no move; oldest first."""
         return [
@@ -175,9 +185,10 @@ class Dispatch:
             tokens, over, verdicts = self._fence.deliver(move, delta.sample, delta.token_ids, ended)
             if tokens or over or self._is_current(move):
                 self._note(self._entries[move.request], delta, now)
-                outcome.deltas.append(delta._replace(request_id=move.request))
-            self._follow(verdicts, outcome)
-            entry = self._entries.get(move.request)
+                outcome.deltas.append(Delta(move.request, *delta[1:]))
+            if verdicts:
+                self._follow(verdicts, outcome)
+            entry = self._entries.get(move.request) if ended else None
             if entry is not None and not entry.open:
                 self._close(move.request, outcome)
         return outcome

@@ -115,6 +115,14 @@ class EngineCore:
         self._release_ids(deltas)
         return deltas, stats
 
+    def take_messages(self, now: float) -> None:
+        """Lets what was sent take effect now; what follows is handed out by the next `step`.
+
+        Only between two steps, from the thread that steps.
+        """
+        while not self._messages.empty():
+            self._apply(self._messages.get(), now)
+
     def reset_prefix_cache(self) -> None:
         """Forgets all cached prefixes. Only between two steps, from the thread that steps."""
         if self._recorder is not None:
@@ -137,8 +145,7 @@ class EngineCore:
         started = self._clock()
         if self._recorder is not None:
             self._recorder.begin(now)
-        while not self._messages.empty():
-            self._apply(self._messages.get(), now)
+        self.take_messages(now)
         preempted = self.scheduler.stats.num_preemptions
         step = self.scheduler.plan(now)
         self._deltas += self.scheduler.take_deltas()

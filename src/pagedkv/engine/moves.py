@@ -113,7 +113,6 @@ class Moves:
         self.endpoint = Endpoint(self._manager, ours, limits)
         self.news: list[MoveNews] = []
         self._leaving: dict[MoveId, _Leaving] = {}
-        self._early: list[Move] = []  # of requests that the scheduler has not taken in yet
         self._owned: set[MoveId] = set()  # resumed here, and not admitted yet
         self._next_tick = 0.0
         self.moved_tokens = 0  # K/V received and written, in tokens, since the start
@@ -123,7 +122,7 @@ class Moves:
     def busy(self) -> bool:
         """Whether anything is under way: `advance` is to be called every `pause` seconds then."""
         endpoint = self.endpoint
-        return bool(endpoint.sender.moves or endpoint.receiver.moves or self._early)
+        return bool(endpoint.sender.moves or endpoint.receiver.moves)
 
     @property
     def pause(self) -> float:
@@ -163,9 +162,6 @@ class Moves:
         and do not run yet, is let go of then: it may be evicted, and computed again.
         """
         endpoint = self.endpoint
-        early, self._early = self._early, []
-        for order in early:
-            self._begin(order, now)
         for move in list(self._leaving):
             self._progress(move, now)
         for move in list(self._owned):
@@ -191,11 +187,13 @@ class Moves:
             reason = f"request {order.request_id!r} is not at worker {self.endpoint.ours.worker!r}"
             self.news.append(MoveFailed(*move, reason))
             return
-        request = self._scheduler.roster.requests.get(found)
-        if request is None:  # it is sent, and taken in by the next step
-            self._early.append(order)
-            return
         if move in self._leaving:
+            return
+        if found not in self._scheduler:  # the K/V of its first step are to go while they come
+            self.core.take_messages(now)
+        request = self._scheduler.roster.requests.get(found)
+        if request is None:
+            self.news.append(MoveFailed(*move, "the request has ended"))
             return
         self._leaving[move] = _Leaving(found, order.mode)
         actions = self.endpoint.start(

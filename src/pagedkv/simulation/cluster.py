@@ -7,7 +7,7 @@ cluster; steps and links take the time of a cost and of a `LinkModel`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from pagedkv.errors import ConfigError, PagedKVError
 from pagedkv.simulation.agenda import Agenda
 from pagedkv.simulation.executor import StepCost
 from pagedkv.simulation.front import Front
-from pagedkv.simulation.mover import MoveCounts
+from pagedkv.simulation.incidents import QUIET, Incidents
+from pagedkv.simulation.kv import limits
 from pagedkv.simulation.network import LinkModel, Network
 from pagedkv.simulation.objective import Objective
 from pagedkv.simulation.serve import (
@@ -26,15 +27,15 @@ from pagedkv.simulation.serve import (
     request_times,
 )
 from pagedkv.simulation.trace import Trace
-from pagedkv.simulation.worker import Surroundings, Worker
+from pagedkv.simulation.worker import MoveCounts, Surroundings, Worker
 from pagedkv.tiers.names import Namer
 from pagedkv.transfer.limits import TransferLimits
 from pagedkv.transfer.router import Router
 from pagedkv.transfer.routing import Link, Role, RouterConfig
 
 _LINK = LinkModel(bytes_per_second=25e9)
-# A piece takes the link so long; so many pieces bridge the steps for which answers have to wait.
-_PIECE_SECONDS, _WINDOW = 0.02, 16
+# A message with K/V takes the link so long, at most.
+_PIECE_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,27 +78,25 @@ class ClusterShape:
 
     @property
     def limits(self) -> TransferLimits:
-        """Pieces that suit the link. Nothing is lost here, so patience is for room alone."""
-        return TransferLimits(
-            lease=60.0,
-            retry=0.5,
-            patience=1e6,
-            piece_bytes=max(1, int(self.link.bytes_per_second * _PIECE_SECONDS)),
-            window=_WINDOW,
-            memory=60.0,
-        )
+        """Pieces that suit the link."""
+        tokens = int(self.link.bytes_per_second * _PIECE_SECONDS) // self.token_bytes
+        size = self.server.block_size
+        return limits(max(1, tokens // size) * size)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerUse:
-    """What a worker has done. busy_seconds: of its steps."""
+    """What a worker has done. role: the last. received: requests that moved here.
+
+    busy_seconds: of its steps.
+    """
 
     name: str
     role: Role
     requests: int
+    received: int
     steps: int
     busy_seconds: float
-    moves: MoveCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +110,19 @@ class NetworkUse:
 
 @dataclass(slots=True)
 class ClusterRun:
-    """What came of a trace. decisions: of the router; num_events: of the simulation."""
+    """What came of a trace.
+
+    decisions: of the router; resumed: requests that went on elsewhere when their worker had died;
+    flips: of roles; num_events: of the simulation.
+    """
 
     requests: list[RequestTimes]
     workers: list[WorkerUse] = field(default_factory=list)
+    moves: MoveCounts = field(default_factory=MoveCounts)
     network: NetworkUse = NetworkUse(0, 0.0, 0.0)
     decisions: int = 0
+    resumed: int = 0
+    flips: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     num_events: int = 0
@@ -126,16 +132,6 @@ class ClusterRun:
         """From the first arrival to the last end."""
         ends = [r.end for r in self.requests if r.end is not None]
         return max(ends, default=0.0) - min(r.arrival for r in self.requests)
-
-    @property
-    def moves(self) -> MoveCounts:
-        """Of all workers together."""
-        return MoveCounts(
-            *(
-                sum(getattr(worker.moves, f.name) for worker in self.workers)
-                for f in fields(MoveCounts)
-            )
-        )
 
     def ended(self, reason: str) -> int:
         """Requests that ended with this reason; "shed": the router refused them."""
@@ -171,15 +167,17 @@ def serve_cluster(
     cost: StepCost,
     *,
     shed: Objective | None = None,
+    incidents: Incidents = QUIET,
     make_router: Callable[[RouterConfig], Router] = Router,
 ) -> ClusterRun:
     """Runs every request of the trace to its end.
 
     Requests are those of `serve`. shed: the router refuses requests whose first token cannot come
-    in time. make_router: for whoever measures it.
+    in time. incidents: what happens to the workers meanwhile. make_router: for whoever measures it.
     The same inputs give the same run. ConfigError for settings that cannot work.
     """
-    server = shape.server
+    server, roles = shape.server, dict(shape.roles)
+    incidents.check(roles)
     arrivals = trace.arrivals if trace.arrivals is not None else np.zeros(len(trace))
     run = ClusterRun(request_times(trace, arrivals), prompt_tokens=int(trace.prompt_tokens.sum()))
     agenda = Agenda()
@@ -187,10 +185,17 @@ def serve_cluster(
     # Prompts of a trace that does not say what they share have nothing in common.
     namer = None if trace.block_ids is None else Namer(b"simulated")
     link = Link(shape.link.latency, shape.link.bytes_per_second)
-    config = RouterConfig(server.block_size, shape.token_bytes, link, link, max_held=len(trace))
-    front = Front(agenda, make_router(config), run.requests, namer, shed)
-    around = Surroundings(agenda, network, front, shape.token_bytes, shape.limits, namer)
-    for name, role in shape.roles:
+    config = RouterConfig(
+        server.block_size,
+        shape.token_bytes,
+        link,
+        link,
+        max_held=len(trace),
+        flip=incidents.flip,
+    )
+    front = Front(agenda, make_router(config), run.requests, run.moves, namer, shed)
+    around = Surroundings(agenda, network, front, shape.token_bytes, shape.limits, namer, run.moves)
+    for name, role in roles.items():
         front.workers[name] = Worker(name, role, server, cost, around)
     for worker in front.workers.values():
         worker.report()
@@ -203,6 +208,7 @@ def serve_cluster(
         if soon is not None:
             agenda.at(soon, arrive)
 
+    incidents.begin(agenda, front, until=float(arrivals.max()))
     with collecting_seldom():
         agenda.at(next(times), arrive)
         agenda.run()
@@ -213,10 +219,10 @@ def serve_cluster(
             "has come to a standstill"
         )
     run.workers = [
-        WorkerUse(w.name, w.role, w.num_requests, w.num_steps, w.busy_seconds, w.mover.tally)
+        WorkerUse(w.name, w.role, w.num_requests, w.num_received, w.num_steps, w.busy_seconds)
         for w in front.workers.values()
     ]
     run.network = NetworkUse(network.num_bytes, network.busy_seconds, network.waited_seconds)
-    run.decisions = front.num_decisions
+    run.decisions, run.resumed, run.flips = front.num_decisions, front.num_resumed, front.num_flips
     run.cached_tokens, run.num_events = front.cached_tokens, agenda.num_done
     return run

@@ -1,26 +1,26 @@
 """The front end of a simulated cluster: where requests enter, and where their tokens are delivered.
 
-It has the real router and the real fence. Its messages to workers take no time, nor do theirs.
+It has the real router, and the real dispatch with its fence. Its messages to workers take no time,
+nor do theirs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from pagedkv.cache.index import make_frames
-from pagedkv.errors import PagedKVError
-from pagedkv.scheduling.messages import Add, Delta
+from pagedkv.cluster.dispatch import Dispatch, Outcome
+from pagedkv.engine.wire import Complete, MoveFailed, Own, PeerGone
+from pagedkv.scheduling.messages import Add, Delta, Resume
 from pagedkv.scheduling.namespaces import namespace_bytes
 from pagedkv.simulation.agenda import Agenda
 from pagedkv.simulation.objective import Objective
 from pagedkv.simulation.serve import RequestTimes
-from pagedkv.simulation.worker import Worker
+from pagedkv.simulation.worker import MoveCounts, Worker
 from pagedkv.tiers.names import Namer
-from pagedkv.transfer.fence import Disowned, Fence, Raised, Verdict
-from pagedkv.transfer.messages import MoveId, split_owned_id
+from pagedkv.transfer.messages import MoveId
 from pagedkv.transfer.router import Router
 from pagedkv.transfer.routing import (
     Arrival,
@@ -29,17 +29,21 @@ from pagedkv.transfer.routing import (
     Decision,
     Ended,
     RouterEvent,
+    SetRole,
     Shed,
-    WorkerEvents,
-    WorkerReport,
+    WorkerGone,
 )
+
+# Seconds that a worker whose role has changed to "prefill" gets no prompts while it gives away what
+# it decodes.
+_TURN = 10.0
 
 
 class Front:
     """Sends requests where the router says, and delivers what their owners report.
 
-    times: of each request, filled in here. namer: of prompts' blocks; None: the router looks at
-    loads alone. objective: what first tokens are due by, or None.
+    times: of each request, filled in here. moved: counted here as well. namer: of prompts' blocks;
+    None: the router looks at loads alone. objective: what first tokens are due by, or None.
     """
 
     def __init__(
@@ -47,111 +51,135 @@ class Front:
         agenda: Agenda,
         router: Router,
         times: list[RequestTimes],
+        moved: MoveCounts,
         namer: Namer | None,
         objective: Objective | None,
     ) -> None:
-        self.router, self.fence = router, Fence()
+        self.router, self.dispatch = router, Dispatch(lambda: agenda.now)
         self.workers: dict[str, Worker] = {}
-        self.num_decisions = 0
+        self.num_decisions = self.num_flips = self.num_resumed = 0
+        self.last_delivery = 0.0
         self.cached_tokens = 0
+        self.moved = moved
         self._agenda, self._times, self._namer, self._objective = agenda, times, namer, objective
-        self._owned: dict[str, MoveId] = {}  # ids that have reported something
-        self._adds: dict[str, Add] = {}  # of requests that wait for the router's word
+        self._failed: set[MoveId] = set()
 
     def worker(self, name: str) -> Worker:
         return self.workers[name]
 
     def arrive(self, add: Add) -> None:
         """A request has come. Its id is its place in `times`."""
-        self._adds[add.request_id] = add
-        self._ask(
-            Arrival(
-                add.request_id,
-                len(add.prompt),
-                add.params.max_tokens or 1,
-                names=self._names(add),
-                deadline=None if self._objective is None else add.arrival + self._objective.ttft,
-            )
-        )
+        self.carry_out(self.dispatch.add(add))
 
-    def tell_router(self, event: WorkerReport | WorkerEvents) -> None:
-        self._ask(event)
+    # What workers say
 
-    def deliver(self, worker: Worker, deltas: Sequence[Delta]) -> None:
-        now, deliver = self._agenda.now, self.fence.deliver
-        for delta in deltas:
-            move = self._owned.get(delta.request_id)
-            if move is None:
-                move = self._owned[delta.request_id] = split_owned_id(delta.request_id)
-            tokens, ended, verdicts = deliver(
-                move, delta.sample, delta.token_ids, delta.finish_reason is not None
-            )
-            times = self._times[int(move.request)]
-            if tokens:
-                times.tokens += len(tokens)
-                if times.first_token is None:
-                    times.first_token = now
-            if ended:
-                times.end, times.reason = now, delta.finish_reason or ""
-                self.cached_tokens += delta.num_cached_tokens
-                verdicts += self.fence.close(move.request)
-                self._ask(Ended(move.request))
-                del self._owned[delta.request_id]
-            if verdicts:
-                self._carry_out(verdicts)
+    def deliver(self, deltas: Sequence[Delta]) -> None:
+        self.carry_out(self.dispatch.take(deltas))
 
-    def completed(
-        self, worker: Worker, move: MoveId, counts: tuple[int, ...], ended: tuple[bool, ...]
-    ) -> None:
-        self._carry_out(self.fence.complete(move, counts, ended))
+    def heard(self, worker: str, news: Complete | MoveFailed) -> None:
+        if isinstance(news, Complete):
+            self.carry_out(self.dispatch.complete(news))
+            return
+        self._failed.add(MoveId(news.request_id, news.epoch))  # both sides may say so
+        self.moved.failed = len(self._failed)
+        self.carry_out(self.dispatch.fail_move(worker, news))
 
-    def failed(self, worker: Worker, move: MoveId, reason: str) -> None:
-        self._carry_out(self.fence.move_failed(move, worker.name))
-
-    def _ask(self, event: RouterEvent) -> None:
+    def tell_router(self, event: RouterEvent) -> None:
         for decision in self.router.handle(event, self._agenda.now):
             self._obey(decision)
 
+    # What is done to workers
+
+    def drain(self, name: str) -> None:
+        """The worker gets nothing new from now on, and gives away what it has; see `look`."""
+        if self.workers[name].alive:
+            self.workers[name].drain(self._agenda.now)
+            self.look()
+
+    def lose(self, name: str) -> None:
+        """The worker dies, and everybody is told."""
+        self.workers[name].die()
+        for other in self.workers.values():
+            other.send(PeerGone(name))
+        self.tell_router(WorkerGone(name))
+        self.carry_out(self.dispatch.lose(name, "it died"))
+
+    def look(self) -> None:
+        """Moves away what should not be where it is; to be called a few times a second.
+
+        That is what decodes at a worker that is drained, or was left at one that only prefills.
+        """
+        now = self._agenda.now
+        for worker in [worker for worker in self.workers.values() if worker.alive]:
+            if worker.draining or worker.role == "prefill":
+                others = (
+                    other.name
+                    for other in self.workers.values()
+                    if other.takes_new and other.role != "prefill" and other is not worker
+                )
+                self.carry_out(self.dispatch.empty(worker.name, others))
+            since = worker.turning
+            if since is not None and (now > since + _TURN or not self.dispatch.of(worker.name)):
+                worker.end_turn(now)
+
+    def carry_out(self, outcome: Outcome) -> None:
+        """Does what has followed from something."""
+        for worker, message in outcome.sends:
+            self.moved.received += isinstance(message, Own)
+            self.num_resumed += isinstance(message, Resume)
+            self.workers[worker].send(message)
+        for delta in outcome.deltas:
+            self._note(delta)
+        for request in outcome.closed:
+            self.tell_router(Ended(request))
+        for request in outcome.unplaced:
+            self.tell_router(self._arrival(request))
+
+    # Steps
+
+    def _note(self, delta: Delta) -> None:
+        now, times = self._agenda.now, self._times[int(delta.request_id)]
+        self.last_delivery = now
+        if delta.token_ids:
+            times.tokens += len(delta.token_ids)
+            if times.first_token is None:
+                times.first_token = now
+        if delta.finish_reason is not None:
+            times.end, times.reason = now, delta.finish_reason
+            self.cached_tokens += delta.num_cached_tokens
+
     def _obey(self, decision: Decision) -> None:
         match decision:
-            case Assign():
+            case Assign(request, prefill, decode):
                 self.num_decisions += 1
-                self._send(self._adds.pop(decision.request_id), decision)
-            case Shed(request_id):
+                self.carry_out(self.dispatch.place(request, prefill, decode))
+            case Shed(request, reason):
                 self.num_decisions += 1
-                del self._adds[request_id]
-                times = self._times[int(request_id)]
-                times.end, times.reason = self._agenda.now, "shed"
+                self.carry_out(self.dispatch.give_up(request, reason, "overload"))
+                self._times[int(request)].reason = "shed"
             case AskForPicture(worker):
                 self.workers[worker].ask_for_picture()
+            case SetRole(worker, role):
+                self.num_flips += 1
+                self.workers[worker].turn(role, self._agenda.now)
 
-    def _send(self, add: Add, decision: Assign) -> None:
-        request = add.request_id
-        owned = self.fence.open(request, decision.prefill)
-        add = replace(add, request_id=owned.owned_id)
-        worker = self.workers[decision.prefill]
-        if decision.decode == decision.prefill:
-            worker.add(add, request)
-        else:
-            move = self.fence.begin_move(request, decision.decode)
-            worker.add(add, request, decision.decode, move)
+    def _arrival(self, request: str) -> Arrival:
+        add, drawn = self.dispatch.wanted(request)
+        due = None
+        if self._objective is not None and not drawn:
+            due = add.arrival + self._objective.ttft
+        return Arrival(
+            request,
+            len(add.prompt) + len(drawn),
+            max(1, (add.params.max_tokens or 1) - len(drawn)),
+            names=self._names(add, drawn),
+            deadline=due,
+        )
 
-    def _carry_out(self, verdicts: Sequence[Verdict]) -> None:
-        for verdict in verdicts:
-            match verdict:
-                case Raised(request, old, new):
-                    self._owned.pop(MoveId(request, old.epoch).owned_id, None)
-                    self.workers[new.worker].own(MoveId(request, new.epoch))
-                case Disowned(request, owner):
-                    self.workers[owner.worker].disown(MoveId(request, owner.epoch))
-                case _:  # workers do not die here
-                    raise PagedKVError(f"request {verdict.request!r} has no owner any more")
-
-    def _names(self, add: Add) -> Iterable[bytes]:
+    def _names(self, add: Add, drawn: tuple[int, ...]) -> Iterable[bytes]:
         if self._namer is None:
             return ()
         frames = make_frames(namespace_bytes(add.tenant, add.cache_salt), None)
-        size = self.router.config.block_size
-        full = len(add.prompt) // size * size
-        tokens = np.array(add.prompt[:full], np.int32)
-        return self._namer.walk(tokens, frames, 0, size)
+        tokens, size = (*add.prompt, *drawn), self.router.config.block_size
+        full = len(tokens) // size * size
+        return self._namer.walk(np.array(tokens[:full], np.int32), frames, 0, size)

@@ -70,8 +70,11 @@ class Server:
             decision_log=0,  # nobody would read it
         )
 
-    def make_manager(self) -> BlockManager:
-        """An empty pool. ConfigError for settings that cannot be."""
+    def make_manager(self, guests: int = 0) -> BlockManager:
+        """An empty pool. ConfigError for settings that cannot be.
+
+        guests: sequences beside those that run.
+        """
         config = self.scheduling
         if self.block_size < 1:
             raise ConfigError(f"block_size={self.block_size}: give at least 1")
@@ -80,7 +83,7 @@ class Server:
                 self.num_blocks,
                 self.block_size,
                 prefix_caching=self.prefix_caching,
-                max_seqs=config.seats,
+                max_seqs=config.seats + guests,
                 max_blocks_per_seq=min(self.num_blocks, -(-self.max_model_len // self.block_size)),
             )
         except ValueError as error:

@@ -8,40 +8,48 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pagedkv.engine.core import EngineCore
+from pagedkv.engine.moves import Moves
+from pagedkv.engine.wire import (
+    Complete,
+    Disown,
+    FromPeer,
+    Move,
+    MoveFailed,
+    MoveNews,
+    Own,
+    PeerGone,
+    ToCore,
+    ToPeer,
+)
 from pagedkv.scheduling.backlog import load_of
-from pagedkv.scheduling.messages import Add, Delta, Resume
+from pagedkv.scheduling.messages import Abort, Add, Delta, Resume
 from pagedkv.scheduling.scheduler import Scheduler
-from pagedkv.simulation.agenda import Action, Agenda
+from pagedkv.simulation.agenda import Agenda
 from pagedkv.simulation.clock import VirtualClock
 from pagedkv.simulation.closed_form import step_of
 from pagedkv.simulation.executor import StepCost, TimedExecutor
-from pagedkv.simulation.mover import Mover
+from pagedkv.simulation.kv import NoKV, NoTransport, hello
 from pagedkv.simulation.network import Network
 from pagedkv.simulation.serve import Server
 from pagedkv.tiers.names import Namer
 from pagedkv.transfer.events import EventStream, decode_batch
 from pagedkv.transfer.limits import TransferLimits
-from pagedkv.transfer.messages import Message, MoveId
+from pagedkv.transfer.messages import Data, Grant, split_owned_id, unpack
 from pagedkv.transfer.routing import Role, WorkerEvents, WorkerReport
 
 _REPORT_SECONDS = 0.1  # between two reports to the router, if nothing has come
+_MOST_MOVES = 32
 
 
 class Listener(Protocol):
     """The front end and its router, as far as workers know them."""
 
-    def deliver(self, worker: Worker, deltas: Sequence[Delta]) -> None:
+    def deliver(self, deltas: Sequence[Delta]) -> None:
         """A step has ended; this is what it has brought."""
         ...
 
-    def completed(
-        self, worker: Worker, move: MoveId, counts: tuple[int, ...], ended: tuple[bool, ...]
-    ) -> None:
-        """All of a request has come to the worker."""
-        ...
-
-    def failed(self, worker: Worker, move: MoveId, reason: str) -> None:
-        """A move from or to the worker has failed."""
+    def heard(self, worker: str, news: Complete | MoveFailed) -> None:
+        """What has become of a move from or to the worker."""
         ...
 
     def tell_router(self, event: WorkerReport | WorkerEvents) -> None: ...
@@ -49,12 +57,26 @@ class Listener(Protocol):
     def worker(self, name: str) -> Worker: ...
 
 
+@dataclass(slots=True)
+class MoveCounts:
+    """What has been moved between all workers.
+
+    received: requests that changed their owner. failed: moves that did not come to that.
+    blocks_sent: those in part included. tokens_there: not sent, for the receiver had them.
+    """
+
+    received: int = 0
+    failed: int = 0
+    blocks_sent: int = 0
+    tokens_there: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What the workers of a cluster have in common.
 
-    parked: requests between two workers, by move. namer: of cached blocks, for the router; None: it
-    is told nothing of them.
+    token_bytes: of K/V, on a link. namer: of cached blocks, for the router; None: it is told
+    nothing of them.
     """
 
     agenda: Agenda
@@ -63,7 +85,7 @@ class Surroundings:
     token_bytes: int
     limits: TransferLimits
     namer: Namer | None = None
-    parked: dict[MoveId, Resume] = field(default_factory=dict)
+    moved: MoveCounts = field(default_factory=MoveCounts)
 
 
 class Worker:
@@ -71,19 +93,25 @@ class Worker:
 
     A step decides with what has come before it starts, and brings something when it ends. What
     comes meanwhile, requests and messages, is looked at between two steps, as in an engine.
+    role: as the router is told. draining: it is to get nothing new. turning: since when it gives
+    away what it decodes, to prefill alone from then on; None: it does not. alive: else nothing
+    happens to it any more.
     """
 
     def __init__(
         self, name: str, role: Role, server: Server, cost: StepCost, around: Surroundings
     ) -> None:
         self.name, self.role = name, role
+        self.alive, self.draining = True, False
+        self.turning: float | None = None
         self._clock = VirtualClock()
-        self._manager = manager = server.make_manager()
+        self._manager = manager = server.make_manager(_MOST_MOVES)
         self.core = EngineCore(
             Scheduler(manager, server.scheduling), TimedExecutor(self._clock, cost)
         )
-        self.mover = Mover(name, self.core, around.token_bytes, around.limits, self, around.parked)
-        self.num_steps = self.num_requests = 0
+        ours = hello(name, manager.block_size, manager.num_blocks)
+        self.moves = Moves(self.core, NoKV(ours), NoTransport(), ours, around.limits)
+        self.num_steps = self.num_requests = self.num_received = 0
         self.busy_seconds = 0.0
         self._around, self._agenda = around, around.agenda
         self._events = (
@@ -91,7 +119,7 @@ class Worker:
             if around.namer is None
             else EventStream(manager.listen(), around.namer, manager.block_size, topic=name)
         )
-        self._inbox: deque[Action] = deque()
+        self._inbox: deque[ToCore] = deque()
         self._idle, self._ticking = True, False
         self._reported = 0.0
         self._seen: list[str] = []  # requests that have come since the last report
@@ -101,78 +129,136 @@ class Worker:
         more = cost.seconds(step_of(seats, 1, 0)) - self._step_seconds
         self._step_each = more / max(1, seats - 1)
 
+    @property
+    def takes_new(self) -> bool:
+        return self.alive and not self.draining and self.turning is None
+
     # What comes in
 
-    def add(
-        self, add: Add, request: str, to: str | None = None, move: MoveId | None = None
-    ) -> None:
-        """A request; with `move` it is to go on at worker `to` once it is prefilled."""
-        self.num_requests += 1
-
-        def enter(now: float) -> None:
-            self._seen.append(request)
-            self.core.send(add)
-            if to is not None and move is not None:
-                self.mover.start(add, move, to, self._manager.block_size, now)
-
-        self._look_at(enter)
-
-    def receive(self, worker: str, message: Message) -> None:
-        """A message of another worker has arrived."""
-        self._look_at(lambda now: self.mover.handle(worker, message, now))
-
-    def own(self, move: MoveId) -> None:
-        """The front end has made this worker the owner of a request."""
-        self._look_at(lambda now: self.mover.own(move, now))
-
-    def disown(self, move: MoveId) -> None:
-        """The front end has no use for a copy."""
-        self._look_at(lambda now: self.mover.disown(move, "the front end does not want it", now))
+    def send(self, message: ToCore) -> None:
+        """From the front end or another worker; looked at between two steps."""
+        if self.alive:
+            self._inbox.append(message)
+            self._wake()
 
     def ask_for_picture(self) -> None:
         """The router has missed events of the cache."""
         if self._events is not None:
             self._events.ask_for_picture()
 
-    # What goes out: a MoverHost
+    def drain(self, now: float) -> None:
+        """It gets nothing new from now on."""
+        self.draining = True
+        self.report(now)
 
-    def post(self, to: str, message: Message, num_bytes: int, pieces: int) -> None:
-        target = self._around.listener.worker(to)
-        self._around.network.send(
-            self.name, to, num_bytes, pieces, lambda now: target.receive(self.name, message)
-        )
+    def turn(self, role: Role, now: float) -> None:
+        """Its role changes. What it has of the old one it finishes or gives away."""
+        self.role = role
+        self.turning = now if role == "prefill" else None
+        self.report(now)
 
-    def completed(self, move: MoveId, counts: tuple[int, ...], ended: tuple[bool, ...]) -> None:
-        self._around.listener.completed(self, move, counts, ended)
+    def end_turn(self, now: float) -> None:
+        """It has given away what it decoded, or for long enough."""
+        self.turning = None
+        self.report(now)
 
-    def failed(self, move: MoveId, reason: str) -> None:
-        self._around.listener.failed(self, move, reason)
+    def die(self) -> None:
+        """With all that it has. What it has sent is on its way."""
+        self.alive = False
+        self._inbox.clear()
+
+    def _take(self, message: ToCore, now: float) -> None:
+        match message:
+            case Move() | FromPeer() | Own() | Disown() | PeerGone():
+                if isinstance(message, Own):
+                    self.num_received += 1
+                self.moves.handle(message, now)
+            case Add() | Resume():
+                self.num_requests += 1
+                self._seen.append(split_owned_id(message.request_id).request)
+                self.core.send(message)
+            case Abort():
+                self.core.send(message)
+
+    # What goes out
+
+    def _post(self, news: MoveNews) -> None:
+        listener = self._around.listener
+        match news:
+            case ToPeer(to, frame):
+                target, received = listener.worker(to), FromPeer(self.name, frame)
+                self._around.network.send(
+                    self.name, to, *self._size(frame), lambda now: target.send(received)
+                )
+            case Complete() | MoveFailed():
+                listener.heard(self.name, news)
+
+    def _size(self, frame: bytes) -> tuple[int, int]:
+        """Bytes of a frame on a link with the K/V that it stands for, and in how many pieces."""
+        moved, message = self._around.moved, unpack(frame)
+        match message:
+            case Grant():
+                moved.tokens_there += message.have
+                self._seen.append(message.request)  # its blocks are held from now on
+            case Data():
+                tokens = message.stop - message.start
+                blocks = -(-tokens // self._manager.block_size)
+                moved.blocks_sent += blocks
+                return len(frame) + tokens * self._around.token_bytes, blocks
+        return len(frame), 1
 
     # The loop
 
-    def _look_at(self, action: Action) -> None:
-        """Notes what is to be done between two steps: now, if none is being computed."""
-        self._inbox.append(action)
-        if self._idle:
+    def _wake(self) -> None:
+        """There is something to be done between two steps: now, if none is being computed."""
+        if self._idle and self.alive:
             self._idle = False
             self._agenda.at(self._agenda.now, self._turn)
 
     def _turn(self, now: float) -> None:
         """Between two steps."""
-        while self._inbox:
-            self._inbox.popleft()(now)
-        if self.mover.busy and not self._ticking:
-            self._ticking = True
-            self._agenda.at(now + self._around.limits.retry / 2, self._tick)
-        due = self._seen or self.mover.granted or now >= self._reported + _REPORT_SECONDS
+        if not self.alive:
+            return
+        self._move_on(now)
+        due = self._seen or now >= self._reported + _REPORT_SECONDS
         if due:
             self.report(now)
-        self._idle = not (self.core.has_unfinished() and self._step(now))
-        if self._idle and not due:  # the last word for some time
+        if self._go_on(now):
+            return
+        self._idle = True
+        if self._inbox:  # what a report has brought, or a move that was given up
+            self._wake()
+        elif not due:  # the last word for some time
             self.report(now)
+        if self.moves.busy and not self._ticking:
+            self._ticking = True
+            self._agenda.at(now + self.moves.pause, self._tick)
+
+    def _move_on(self, now: float, stalled: bool = False) -> None:
+        """Takes all that has come, and goes on with moves."""
+        moves, inbox = self.moves, self._inbox
+        while True:
+            while inbox:
+                self._take(inbox.popleft(), now)
+            if moves.busy:
+                moves.advance(now, stalled)
+            for news in moves.take_news():
+                self._post(news)
+            if not inbox:
+                return
+
+    def _go_on(self, now: float) -> bool:
+        """Starts a step; False: there is nothing to do, or no room for it."""
+        if not self.core.has_unfinished():
+            return False
+        if self._step(now):
+            return True
+        if not self.moves.busy:
+            return False
+        self._move_on(now, stalled=True)
+        return self._step(now)
 
     def _step(self, now: float) -> bool:
-        """Starts a step; False: what waits has no room, messages or time will bring it."""
         self._clock.now = now
         deltas, stats = self.core.step(now)
         end = self._clock.now
@@ -185,16 +271,16 @@ class Worker:
                 self._step_seconds = stats.duration
 
         def finish(now: float) -> None:
-            self._around.listener.deliver(self, deltas)
-            self.mover.stepped(now)
-            self._turn(now)
+            if self.alive:
+                self._around.listener.deliver(deltas)
+                self._turn(now)
 
         self._agenda.at(end, finish)
         return True
 
     def _tick(self, now: float) -> None:
         self._ticking = False
-        self._look_at(self.mover.tick)
+        self._wake()
 
     def report(self, now: float = 0.0) -> None:
         """Tells the router how things are: when something has come, or a few times a second."""
@@ -205,26 +291,26 @@ class Worker:
             if frames is not None:
                 seq = int.from_bytes(frames.seq)
                 listener.tell_router(WorkerEvents(self.name, seq, decode_batch(frames.payload)))
+        seen, self._seen = tuple(self._seen), []
+        listener.tell_router(self._state(seen))
+
+    def _state(self, seen: tuple[str, ...]) -> WorkerReport:
         scheduler, manager = self.core.scheduler, self._manager
         load = load_of(scheduler.roster, scheduler.config)
-        size = manager.block_size
         growth = load.decodes * load.output / 2 + load.prefill_tokens
         excess = max(0.0, load.samples - load.places)
-        listener.tell_router(
-            WorkerReport(
-                worker=self.name,
-                role=self.role,
-                num_blocks=manager.num_blocks,
-                free_blocks=manager.num_free_blocks + manager.num_cached_blocks,
-                prefill_tokens_per_s=self._rate,
-                promised_blocks=int(growth / size),
-                wait_s=excess * self._step_seconds * load.output / load.places,
-                queued_tokens=load.prefill_tokens,
-                running=load.decodes,
-                step_s=self._step_seconds,
-                step_s_per_sequence=self._step_each,
-                seen=(*self._seen, *self.mover.granted),
-            )
+        return WorkerReport(
+            worker=self.name,
+            role=self.role,
+            num_blocks=manager.num_blocks,
+            free_blocks=manager.num_free_blocks + manager.num_cached_blocks,
+            prefill_tokens_per_s=self._rate,
+            promised_blocks=int(growth / manager.block_size),
+            wait_s=excess * self._step_seconds * load.output / load.places,
+            queued_tokens=load.prefill_tokens,
+            running=load.decodes,
+            step_s=self._step_seconds,
+            step_s_per_sequence=self._step_each,
+            draining=not self.takes_new,
+            seen=seen,
         )
-        self._seen.clear()
-        self.mover.granted.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -90,15 +91,16 @@ class Fence:
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
+        self._owned: defaultdict[str, dict[str, None]] = defaultdict(dict)  # requests, by worker
 
     def open(self, request: str, worker: str, samples: int = 1) -> MoveId:
         """A new request goes to `worker`. ValueError: the id is open already."""
         if request in self._entries:
             raise ValueError(f"request {request!r} is open already: choose another id")
         flags = [False] * samples
-        self._entries[request] = _Entry(
-            Owner(worker, 0), [[] for _ in range(samples)], flags, flags.copy(), 1
-        )
+        entry = _Entry(None, [[] for _ in range(samples)], flags, flags.copy(), 1)
+        self._entries[request] = entry
+        self._give(request, entry, Owner(worker, 0))
         return MoveId(request, 0)
 
     def owner(self, request: str) -> Owner | None:
@@ -110,12 +112,8 @@ class Fence:
         return tuple(map(tuple, self._entries[request].tokens))
 
     def requests_of(self, worker: str) -> list[str]:
-        """Requests that the worker owns, oldest first."""
-        return [
-            request
-            for request, entry in self._entries.items()
-            if entry.owner is not None and entry.owner.worker == worker
-        ]
+        """Requests that the worker owns, in the order in which it came to own them."""
+        return list(self._owned.get(worker, ()))
 
     def begin_move(self, request: str, to: str) -> MoveId:
         """A move to worker `to` begins, under an epoch that was never given before."""
@@ -130,7 +128,7 @@ class Fence:
         if entry.owner is not None:
             raise ValueError(f"request {request!r} has an owner, {entry.owner}: it cannot resume")
         epoch, entry.next_epoch = entry.next_epoch, entry.next_epoch + 1
-        entry.owner = Owner(worker, epoch)
+        self._give(request, entry, Owner(worker, epoch))
         return MoveId(request, epoch)
 
     def deliver(
@@ -160,7 +158,7 @@ class Fence:
         mine += new
         entry.reported[sample] = ended
         entry.ended[sample] |= ended
-        verdicts = self._settle(move.request, entry)
+        verdicts = self._settle(move.request, entry) if entry.copies else []
         return (new if wanted else ()), wanted and ended, verdicts
 
     def end_sample(self, request: str, sample: int) -> None:
@@ -212,10 +210,19 @@ class Fence:
         entry = self._entries.pop(request, None)
         if entry is None:
             return []
-        owners = [copy.owner for copy in entry.copies.values()]
-        if entry.owner is not None and not all(entry.reported):
-            owners.append(entry.owner)
+        owner, owners = entry.owner, [copy.owner for copy in entry.copies.values()]
+        self._give(request, entry, None)
+        if owner is not None and not all(entry.reported):
+            owners.append(owner)
         return [Disowned(request, owner) for owner in owners]
+
+    def _give(self, request: str, entry: _Entry, owner: Owner | None) -> None:
+        """The one place where a request changes its owner."""
+        if entry.owner is not None:
+            del self._owned[entry.owner.worker][request]
+        entry.owner = owner
+        if owner is not None:
+            self._owned[owner.worker][request] = None
 
     def _settle(self, request: str, entry: _Entry) -> list[Verdict]:
         """Raises the epoch where a complete copy has been caught up with."""
@@ -230,7 +237,8 @@ class Fence:
             if order > 0:
                 verdicts.append(Disowned(request, copy.owner))
                 continue
-            old, entry.owner = entry.owner, copy.owner
+            old = entry.owner
+            self._give(request, entry, copy.owner)
             open_there = [i for i, his in enumerate(copy.ended) if not his]
             ended = tuple(i for i in open_there if entry.ended[i])
             verdicts.append(Raised(request, old, copy.owner, ended))
@@ -241,7 +249,7 @@ class Fence:
 
     def _orphan(self, request: str, entry: _Entry) -> list[Verdict]:
         """No owner: copies are of a state that may be behind, or wait for what never comes."""
-        entry.owner = None
+        self._give(request, entry, None)
         verdicts: list[Verdict] = [Disowned(request, copy.owner) for copy in entry.copies.values()]
         entry.copies.clear()
         verdicts.append(Orphaned(request, tuple(map(tuple, entry.tokens)), tuple(entry.ended)))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pagedkv.engine.wire import Complete, Disown, Move, MoveFailed, Own, ToCore
 from pagedkv.scheduling.messages import Abort, Add, Delta, Drawn, RequestUsage, Resume
 from pagedkv.transfer.fence import Disowned, Fence, Orphaned, Raised, Verdict
-from pagedkv.transfer.messages import MoveId, split_owned_id
+from pagedkv.transfer.messages import MoveId
 from pagedkv.transfer.sender import Mode
 
 # A request that has lost so many workers is given up: it may be what kills them.
@@ -179,13 +179,15 @@ class Dispatch:
     def take(self, deltas: Iterable[Delta]) -> Outcome:
         """What workers have brought, each delta under the id that the request has there."""
         now, outcome = self._clock(), _nothing()
+        fence, entries, delivered = self._fence, self._entries, outcome.deltas
         for delta in deltas:
-            move = split_owned_id(delta.request_id)
+            move = fence.speaking(delta.request_id)
+            if move is None:  # a former owner
+                continue
             ended = delta.finish_reason is not None
-            tokens, over, verdicts = self._fence.deliver(move, delta.sample, delta.token_ids, ended)
-            if tokens or over or self._is_current(move):
-                self._note(self._entries[move.request], delta, now)
-                outcome.deltas.append(Delta(move.request, *delta[1:]))
+            verdicts = fence.deliver(move, delta.sample, delta.token_ids, ended)[2]
+            self._note(entries[move.request], delta, now)
+            delivered.append(Delta._make((move.request, *delta[1:])))
             if verdicts:
                 self._follow(verdicts, outcome)
             entry = self._entries.get(move.request) if ended else None
@@ -226,13 +228,6 @@ class Dispatch:
         except KeyError:
             return False
         return True
-
-    def _is_current(self, move: MoveId) -> bool:
-        """Whether it is the owner that speaks: also without tokens, of a prompt's scores."""
-        if move.request not in self._entries or not self._known(move.request):
-            return False
-        owner = self._fence.owner(move.request)
-        return owner is not None and owner.epoch == move.epoch
 
     def _note(self, entry: _Entry, delta: Delta, now: float) -> None:
         entry.num_scored += len(delta.prompt_logprobs)

@@ -128,8 +128,8 @@ class Front:
             self.moved.received += isinstance(message, Own)
             self.num_resumed += isinstance(message, Resume)
             self.workers[worker].send(message)
-        for delta in outcome.deltas:
-            self._note(delta)
+        if outcome.deltas:
+            self._note(outcome.deltas)
         for request in outcome.closed:
             self.tell_router(Ended(request))
         for request in outcome.unplaced:
@@ -137,16 +137,17 @@ class Front:
 
     # Steps
 
-    def _note(self, delta: Delta) -> None:
-        now, times = self._agenda.now, self._times[int(delta.request_id)]
-        self.last_delivery = now
-        if delta.token_ids:
-            times.tokens += len(delta.token_ids)
-            if times.first_token is None:
-                times.first_token = now
-        if delta.finish_reason is not None:
-            times.end, times.reason = now, delta.finish_reason
-            self.cached_tokens += delta.num_cached_tokens
+    def _note(self, deltas: Sequence[Delta]) -> None:
+        now = self.last_delivery = self._agenda.now
+        for delta in deltas:
+            times = self._times[int(delta.request_id)]
+            if delta.token_ids:
+                times.tokens += len(delta.token_ids)
+                if times.first_token is None:
+                    times.first_token = now
+            if delta.finish_reason is not None:
+                times.end, times.reason = now, delta.finish_reason
+                self.cached_tokens += delta.num_cached_tokens
 
     def _obey(self, decision: Decision) -> None:
         match decision:

@@ -92,6 +92,7 @@ class Fence:
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
         self._owned: defaultdict[str, dict[str, None]] = defaultdict(dict)  # requests, by worker
+        self._speaking: dict[str, MoveId] = {}  # owners, by the id that a request has there
 
     def open(self, request: str, worker: str, samples: int = 1) -> MoveId:
         """A new request goes to `worker`. ValueError: the id is open already."""
@@ -106,6 +107,10 @@ class Fence:
     def owner(self, request: str) -> Owner | None:
         """Who has the request; None: nobody, it is to be resumed."""
         return self._entries[request].owner
+
+    def speaking(self, owned_id: str) -> MoveId | None:
+        """Whose word it is that comes under this id; None: not that of a request's owner."""
+        return self._speaking.get(owned_id)
 
     def delivered(self, request: str) -> tuple[tuple[int, ...], ...]:
         """Tokens of each sample that were delivered."""
@@ -220,9 +225,12 @@ class Fence:
         """The one place where a request changes its owner."""
         if entry.owner is not None:
             del self._owned[entry.owner.worker][request]
+            del self._speaking[MoveId(request, entry.owner.epoch).owned_id]
         entry.owner = owner
         if owner is not None:
             self._owned[owner.worker][request] = None
+            move = MoveId(request, owner.epoch)
+            self._speaking[move.owned_id] = move
 
     def _settle(self, request: str, entry: _Entry) -> list[Verdict]:
         """Raises the epoch where a complete copy has been caught up with."""

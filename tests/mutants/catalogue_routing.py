@@ -7,6 +7,7 @@ from kinds import Mutant
 _LOG = "cache/test_events.py::test_"
 _WIRE = "transfer/test_kv_events.py::test_"
 _INDEX = "transfer/test_worker_prefixes.py::test_"
+_WAITING = "transfer/test_waiting.py::test_"
 _ROUTER = "transfer/test_router.py::test_"
 _ROLES = "transfer/test_roles.py::test_"
 
@@ -99,6 +100,14 @@ MUTANTS = (
         "if isinstance(found, Pair) and waiting and waiting.first.priority <= arrival.priority:",
         "if False:",
         (_ROUTER + "those_who_wait_are_served_in_order_and_not_overtaken",),
+    ),
+    Mutant(
+        "a tenant that floods the router gets all the room",
+        ("fairness",),
+        "transfer/waiting.py",
+        "        self._served[arrival.tenant] += tokens / arrival.weight\n",
+        "",
+        (_WAITING + "tenants_get_room_in_turn_whoever_came_first",),
     ),
     Mutant(
         "a request waits beyond its deadline",

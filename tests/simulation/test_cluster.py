@@ -149,6 +149,22 @@ def test_the_router_sheds_what_comes_too_late():
     assert max(r.ttft for r in patient.requests) > 0.8
 
 
+def test_a_flood_does_not_hold_up_the_other_tenant_at_a_full_cluster():
+    """Both wait at the router for room to decode; under a fair policy they get it in turn."""
+    tenants = ("flood",) * 40 + ("other",) * 4
+    arrivals = np.append(np.zeros(40), np.full(4, 0.5))
+    trace = Trace(arrivals, np.full(44, 200), np.full(44, 40), tenants, None, None)
+
+    def latest(policy: str) -> float:
+        """Seconds until the last of the other tenant's had its first token."""
+        tight = replace(SERVER, num_blocks=48, max_model_len=300, policy=policy)
+        run = serve_cluster(trace, ClusterShape(tight, prefill=1, decode=1), COST)
+        all_served(run, trace)
+        return max(r.ttft for r in run.requests if r.tenant == "other")
+
+    assert latest("fair") < 0.5 * latest("fcfs")
+
+
 @pytest.mark.parametrize("shape", [{"workers": 3}, {"prefill": 2, "decode": 2}])
 def test_equal_inputs_give_equal_runs(shape):
     runs = [serve_cluster(TRACE, ClusterShape(SERVER, **shape), COST) for _ in range(2)]

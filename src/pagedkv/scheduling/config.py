@@ -146,3 +146,12 @@ class SchedulerConfig:
         So each running decode gets its token in every step.
         """
         return min(self.max_num_seqs, self.max_num_batched_tokens)
+
+    def turn_of(self, tenant: str | None) -> tuple[str | None, float]:
+        """For whom a request of a tenant counts where room is given in turn, and the weight.
+
+        Under a policy that is not fair all are one: who came first is first.
+        """
+        if "fair" not in self.policy:
+            return None, 1.0
+        return tenant, dict(self.tenants).get(tenant or "", self.default_tenant).weight

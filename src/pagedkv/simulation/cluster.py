@@ -193,7 +193,8 @@ def serve_cluster(
         max_held=len(trace),
         flip=incidents.flip,
     )
-    front = Front(agenda, make_router(config), run.requests, run.moves, namer, shed)
+    router = make_router(config)
+    front = Front(agenda, router, run.requests, run.moves, server.scheduling, namer, shed)
     around = Surroundings(agenda, network, front, shape.token_bytes, shape.limits, namer, run.moves)
     for name, role in roles.items():
         front.workers[name] = Worker(name, role, server, cost, around)

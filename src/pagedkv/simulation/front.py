@@ -13,6 +13,7 @@ import numpy as np
 from pagedkv.cache.index import make_frames
 from pagedkv.cluster.dispatch import Dispatch, Outcome
 from pagedkv.engine.wire import Complete, MoveFailed, Own, PeerGone
+from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Add, Delta, Resume
 from pagedkv.scheduling.namespaces import namespace_bytes
 from pagedkv.simulation.agenda import Agenda
@@ -42,8 +43,9 @@ _TURN = 10.0
 class Front:
     """Sends requests where the router says, and delivers what their owners report.
 
-    times: of each request, filled in here. moved: counted here as well. namer: of prompts' blocks;
-    None: the router looks at loads alone. objective: what first tokens are due by, or None.
+    times: of each request, filled in here. moved: counted here as well. scheduling: of the workers.
+    namer: of prompts' blocks; None: the router looks at loads alone. objective: what first tokens
+    are due by, or None.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Front:
         router: Router,
         times: list[RequestTimes],
         moved: MoveCounts,
+        scheduling: SchedulerConfig,
         namer: Namer | None,
         objective: Objective | None,
     ) -> None:
@@ -60,7 +63,7 @@ class Front:
         self.num_decisions = self.num_flips = self.num_resumed = 0
         self.last_delivery = 0.0
         self.cached_tokens = 0
-        self.moved = moved
+        self.moved, self._scheduling = moved, scheduling
         self._agenda, self._times, self._namer, self._objective = agenda, times, namer, objective
         self._failed: set[MoveId] = set()
 
@@ -169,12 +172,15 @@ class Front:
         due = None
         if self._objective is not None and not drawn:
             due = add.arrival + self._objective.ttft
+        tenant, weight = self._scheduling.turn_of(add.tenant)
         return Arrival(
             request,
             len(add.prompt) + len(drawn),
             max(1, (add.params.max_tokens or 1) - len(drawn)),
             names=self._names(add, drawn),
             deadline=due,
+            tenant=tenant,
+            weight=weight,
         )
 
     def _names(self, add: Add, drawn: tuple[int, ...]) -> Iterable[bytes]:

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from pagedkv.errors import ConfigError
 from pagedkv.simulation import cluster as module
+from pagedkv.simulation.clock import VirtualClock
 from pagedkv.simulation.cluster import ClusterRun, ClusterShape, serve_cluster
-from pagedkv.simulation.executor import LinearCost
+from pagedkv.simulation.executor import LinearCost, TimedExecutor
+from pagedkv.simulation.front import Front
 from pagedkv.simulation.incidents import Incidents
 from pagedkv.simulation.network import LinkModel
 from pagedkv.simulation.serve import Server
@@ -119,6 +121,11 @@ def clusters(draw: st.DrawFn) -> tuple[Trace, ClusterShape, Incidents]:
         output_tokens=draw(st.sampled_from([3, 30])),
         seed=draw(st.integers(0, 10**6)),
     )
+    trace = replace(  # so that they all can run
+        trace,
+        prompt_tokens=np.minimum(trace.prompt_tokens, 400),
+        output_tokens=np.minimum(trace.output_tokens, 150),
+    )
     split = draw(st.booleans())
     link = LinkModel(draw(st.sampled_from([2e7, 2e9])))
     server = replace(SERVER, num_blocks=draw(st.sampled_from([60, 120])))
@@ -147,12 +154,27 @@ def clusters(draw: st.DrawFn) -> tuple[Trace, ClusterShape, Incidents]:
 @given(clusters())
 def test_whatever_happens_each_request_ends_once_with_all_of_its_tokens(case):
     trace, shape, incidents = case
+    delivered: list[list[int]] = [[] for _ in range(len(trace))]
+
+    class Noting(Front):
+        def _note(self, deltas) -> None:
+            for delta in deltas:
+                delivered[int(delta.request_id)] += delta.token_ids
+            super()._note(deltas)
+
     with pytest.MonkeyPatch.context() as patch:
         workers = keep_workers(patch)
+        patch.setattr(module, "Front", Noting)
         run = serve_cluster(trace, shape, COST, incidents=incidents)
-        all_served(run, trace)
-        nothing_leaks(workers)
-        assert serve_cluster(trace, shape, COST, incidents=incidents) == run
+    all_served(run, trace)
+    nothing_leaks(workers)
+    draw = TimedExecutor(VirtualClock(), COST).token
+    lengths = zip(trace.prompt_tokens.tolist(), run.requests, strict=True)
+    assert delivered == [
+        [draw(i, prompt + place) for place in range(request.tokens)]
+        for i, (prompt, request) in enumerate(lengths)
+    ]
+    assert serve_cluster(trace, shape, COST, incidents=incidents) == run
 
 
 @pytest.mark.parametrize(

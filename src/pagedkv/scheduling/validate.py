@@ -182,7 +182,7 @@ def _shape_mismatch(step: Step, result: Result) -> str | None:
 
 def _token_mismatch(result: Result, vocab: int) -> str | None:
     tokens, indptr = result.tokens, result.indptr
-    if indptr[0] != 0 or indptr[-1] != len(tokens) or (np.diff(indptr) < 0).any():
+    if indptr[0] != 0 or indptr[-1] != len(tokens) or (indptr[1:] < indptr[:-1]).any():
         return f"the executor's bounds {indptr.tolist()} do not divide {len(tokens)} tokens"
     bad = tokens[(tokens < 0) | (tokens >= vocab)]
     if len(bad):

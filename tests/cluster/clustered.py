@@ -4,33 +4,41 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from base64 import b64decode
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+from mixed_requests import Sample, Wanted, expected, mixed
 from served import Served
 
+from pagedkv.cache.survey import STATES
 from pagedkv.engine.llm import LLM
-from pagedkv.scheduling.params import SamplingParams
 
 # Seconds; reached only by a test that fails.
 PATIENCE = 240.0
-# Characters of a load, before which something may happen to it. There are more.
-MOST = 600
-_SETTINGS = ("--num-blocks", "96", "--deterministic")
+BLOCKS = 160
+_FIELDS = (
+    *("n", "temperature", "top_k", "seed", "max_tokens", "stop", "stop_token_ids"),
+    "repetition_penalty",
+)
 
 
 class Clustered(Served):
     """`model`: the name by which clients ask."""
 
     def __init__(self, model: Path, *options: str) -> None:
-        super().__init__(model, *_SETTINGS, *options)
+        blocks = () if "--num-blocks" in options else ("--num-blocks", str(BLOCKS))
+        super().__init__(model, "--deterministic", *blocks, *options)
         self.model = str(model)
         self._killed: set[int] = set()
 
@@ -54,24 +62,48 @@ class Clustered(Served):
                 return
             assert time.monotonic() < end, (list(workers), self.log[-20:])
 
-    def kill(self, name: str) -> None:
-        """kill -9 of a worker, or of the "router"."""
-        if name == "router":
-            pids = [pid for pid in descendants(self.process.pid) if _title(pid) == "RouterActor"]
-            (pid,) = pids
-        else:
-            pid = self.workers()[name]["pid"]
+    def metrics(self) -> dict[str, float]:
+        """All series, by name with labels."""
+        text = httpx.get(f"{self.url}/metrics", timeout=PATIENCE).text
+        return {name: float(value) for name, value in re.findall(r"^(\S+) (\S+)$", text, re.M)}
+
+    def blocks(self) -> Counter[str]:
+        """Blocks of all workers by state, each block looked at."""
+        pool = httpx.get(f"{self.url}/dashboard/data", timeout=PATIENCE).json()["picture"]["pool"]
+        return Counter(STATES[state] for state in b64decode(pool["states"]))
+
+    def nothing_leaked(self) -> None:
+        """When nothing runs: no block is held for anybody, and none is missing."""
+        self.at_rest()
+        blocks, total = self.blocks(), sum(w["blocks"] for w in self.workers().values())
+        assert blocks["free"] + blocks["cached"] == blocks.total() == total, blocks
+
+    def pid(self, name: str) -> int:
+        """Of a worker, or of the "router"; waited for."""
+        if name != "router":
+            return int(self.workers()[name]["pid"])
+        end = time.monotonic() + PATIENCE
+        while True:
+            children = descendants(self.process.pid)
+            pids = {pid for pid in children if _title(pid) == "RouterActor"} - self._killed
+            if pids:
+                (pid,) = pids
+                return pid
+            assert time.monotonic() < end, self.log[-20:]
+
+    def kill(self, pid: int) -> None:
+        """kill -9."""
         self._killed.add(pid)
         os.kill(pid, signal.SIGKILL)
 
-    def ask(self, request: dict[str, Any], seen: Callable[[int], None]) -> tuple[str, str | None]:
-        """The text of an answer that is streamed, and why it ended. seen: told how much comes."""
-        text, reason = "", None
+    def ask(self, request: dict[str, Any], seen: Callable[[int], None]) -> list[Sample]:
+        """The samples of an answer that is streamed. seen: told how many tokens come."""
+        tokens: list[tuple[int, ...]] = [()] * request["n"]
+        texts, ends = [""] * request["n"], dict[int, tuple[Any, Any]]()
+        wanted = {"model": self.model, "stream": True, "return_token_ids": True, **request}
         with (
             httpx.Client(base_url=self.url, timeout=PATIENCE) as client,
-            client.stream(
-                "POST", "/v1/completions", json={"model": self.model, "stream": True, **request}
-            ) as response,
+            client.stream("POST", "/v1/completions", json=wanted) as response,
         ):
             assert response.status_code == 200, response.read()
             for line in response.iter_lines():
@@ -80,10 +112,14 @@ class Clustered(Served):
                 piece = json.loads(line.removeprefix("data: "))
                 assert "error" not in piece, piece
                 for choice in piece["choices"]:
-                    text += choice["text"]
-                    reason = choice["finish_reason"] or reason
-                    seen(len(choice["text"]))
-        return text, reason
+                    index = choice["index"]
+                    assert index not in ends and "error" not in choice, choice
+                    tokens[index] += tuple(choice["token_ids"])
+                    texts[index] += choice["text"]
+                    if choice["finish_reason"] is not None:
+                        ends[index] = choice["finish_reason"], choice["stop_reason"]
+                    seen(len(choice["token_ids"]))
+        return [(tokens[i], texts[i], *ends[i]) for i in range(request["n"])]
 
 
 @contextmanager
@@ -94,54 +130,63 @@ def clustered(model: Path, *options: str) -> Iterator[Clustered]:
     finally:
         if server.process.poll() is None:
             server.signal(signal.SIGTERM)
-        server.wait()
+        try:
+            server.wait()
+        finally:
+            server.process.kill()
 
 
 class Load:
-    """Requests, some of which share a beginning, and what a single engine answers to them."""
+    """Requests of many kinds, and what a single engine answers to them. clients: at once."""
 
-    def __init__(self, model: Path, number: int = 8, max_tokens: int = 190) -> None:
+    def __init__(
+        self, model: Path, wanted: Wanted | None = None, clients: int = 6, **settings: Any
+    ) -> None:
+        self.wanted = mixed(14, 40, 110) if wanted is None else wanted
         self.requests = [
-            {
-                "prompt": f"{'what is shared by some. ' if i % 2 else ''}request {i}",
-                "max_tokens": max_tokens,
-                "temperature": 0.0 if i % 3 else 0.9,
-                "seed": i,
-            }
-            for i in range(number)
+            {"prompt": text, **{name: getattr(params, name) for name in _FIELDS}}
+            for text, params in self.wanted
         ]
-        llm = LLM(model, num_blocks=96, deterministic=True)
-        outputs = llm.generate(
-            [str(request["prompt"]) for request in self.requests],
-            [
-                SamplingParams(
-                    max_tokens=max_tokens, temperature=request["temperature"], seed=request["seed"]
-                )
-                for request in self.requests
-            ],
-        )
-        self.expected = [
-            (output.outputs[0].text, output.outputs[0].finish_reason) for output in outputs
-        ]
+        self._clients = clients
+        llm = LLM(model, **{"num_blocks": BLOCKS, "deterministic": True, **settings})
+        self.expected = expected(llm, self.wanted)
+        tokenizer = llm.get_tokenizer()
+        self.prompt_lengths = [len(tokenizer(text).input_ids) for text, _ in self.wanted]
+        self.num_samples = sum(params.n for _, params in self.wanted)
+        self.num_groups = sum(params.n > 1 for _, params in self.wanted)
+        self.num_tokens = sum(len(s[0]) for samples in self.expected for s in samples)
+
+    def moment(self, of: str) -> int:
+        """A number of tokens before which something may happen, by chance; another for each."""
+        return random.Random(of).randrange(1, self.num_tokens * 2 // 3)
 
     def run(
         self, server: Clustered, after: int = 0, then: Callable[[], None] = lambda: None
-    ) -> Sequence[tuple[str, str | None]]:
-        """All at once; `then` is called as soon as so many characters have come in all."""
-        came, lock, done = 0, threading.Lock(), threading.Event()
+    ) -> list[list[Sample]]:
+        """`then` is called as soon as so many tokens have come in all: streams are open then."""
+        lock, came, done = threading.Lock(), [0] * len(self.requests), threading.Event()
+        ended = [False] * len(self.requests)
 
-        def seen(characters: int) -> None:
-            nonlocal came
+        def ask(i: int) -> list[Sample]:
+            def seen(tokens: int) -> None:
+                with lock:
+                    before = sum(came)
+                    came[i] += tokens
+                    now = before < after <= sum(came)
+                    open_now = [n > 0 and not over for n, over in zip(came, ended, strict=True)]
+                if now:
+                    assert any(open_now)
+                    then()
+                    done.set()
+
+            answer = server.ask(self.requests[i], seen)
             with lock:
-                before, came = came, came + characters
-                now = before < after <= came
-            if now:
-                then()
-                done.set()
+                ended[i] = True
+            return answer
 
-        with ThreadPoolExecutor(len(self.requests)) as pool:
-            answers = list(pool.map(lambda request: server.ask(request, seen), self.requests))
-        assert done.is_set() or not after, f"{came} characters have come, {after} were waited for"
+        with ThreadPoolExecutor(self._clients) as pool:
+            answers = list(pool.map(ask, range(len(self.requests))))
+        assert done.is_set() or not after, f"{sum(came)} tokens have come, {after} were waited for"
         return answers
 
 

@@ -69,8 +69,9 @@ def test_workers_that_differ_are_refused_by_name() -> None:
     facts = core_facts(toy_core())
     total = total_facts({"a": facts, "b": replace(facts, num_blocks=32, sequence_blocks=8)})
     assert (total.num_blocks, total.sequence_blocks) == (32, 8)
-    with pytest.raises(ConfigError, match="'a' and 'c' differ"):
-        total_facts({"a": facts, "c": replace(facts, block_size=8)})
+    for field, value in (("block_size", 8), ("model", "another")):
+        with pytest.raises(ConfigError, match=f"'a' and 'c' differ in {field}: .* and {value!r}"):
+            total_facts({"a": facts, "c": replace(facts, **{field: value})})
 
 
 def test_figures_add_up_and_no_counter_falls() -> None:

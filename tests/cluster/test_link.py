@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from serving import toy_core
 
 from pagedkv.cluster import link as link_module
 from pagedkv.cluster.actors import Plan
 from pagedkv.cluster.link import ClusterLink
 from pagedkv.cluster.worker import Started, host_id
 from pagedkv.engine.facts import Facts
-from pagedkv.engine.wire import Batch, Died, Ready
+from pagedkv.engine.picture import take_picture
+from pagedkv.engine.wire import Answer, Ask, Batch, Died, FromCore, Ready
 from pagedkv.scheduling.config import SchedulerConfig
-from pagedkv.scheduling.messages import Add, Drain
+from pagedkv.scheduling.messages import Add, Delta, Drain, Resume
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.transfer.routing import Assign
+
+FACTS = Facts(SchedulerConfig(8, 16, 64), 32, 4, 32, model="one")
 
 
 class Noting:
@@ -29,13 +34,15 @@ class Noting:
         return lambda *given: self.told.append((name, given))
 
 
-def made(monkeypatch: pytest.MonkeyPatch) -> tuple[ClusterLink, Noting]:
-    """Workers a and b are ready, and so is the router."""
+def made(
+    monkeypatch: pytest.MonkeyPatch, host: str | None = None, now: float = 0.0
+) -> tuple[ClusterLink, Noting]:
+    """Workers a and b are ready, and so is the router. host, now: of the workers."""
     monkeypatch.setattr(link_module, "Actors", Noting)
     link = ClusterLink(Plan({"a": "both", "b": "both"}, {}), lambda: 0.0)
     for name in "ab":
-        link.up(name, Started("boot", host_id(), 1, "", 0.0))
-        link.came(name, Ready(Facts(SchedulerConfig(8, 16, 64), 32, 4, 32)))
+        link.up(name, Started("boot", host or host_id(), 1, "", now))
+        link.came(name, Ready(FACTS))
     link.routed(True)
     actors = link._actors
     assert isinstance(actors, Noting)
@@ -97,3 +104,78 @@ def test_a_fault_of_what_follows_an_actor_ends_the_link(monkeypatch: pytest.Monk
         assert any(isinstance(frame, (Ready, Batch)) for frame in frames)
 
     asyncio.run(run())
+
+
+def test_times_of_another_host_are_moved_to_its_clock_and_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        link, actors = made(monkeypatch, host="elsewhere", now=500.0)
+        link.send(replace(request("r"), arrival=3.0, deadline=9.0))
+        link.decided([Assign("r", "a", "a", 0, 0, 0.0, 0.0, 0.0)])
+        await turn()
+        link.came("a", Batch((Delta("r@0", 0, (5,), (None,), admitted_at=504.0),), None, 1))
+        assert link.lost("a", "ActorDiedError", "killed")
+        link.decided([Assign("r", "b", "b", 0, 0, 0.0, 0.0, 0.0)])
+        link.send(Ask(1, "pool"))
+        await turn()
+        add, resume = (
+            message
+            for name, given in actors.told
+            if name == "send"
+            for message in given[1]
+            if isinstance(message, (Add, Resume))
+        )
+        assert (add.arrival, add.deadline) == (503.0, 509.0)
+        assert (resume.add.arrival, resume.add.deadline) == (503.0, 509.0)
+        assert (resume.admitted_at, resume.first_token_at) == (504.0, 500.0)
+        picture = take_picture(toy_core(num_blocks=4))
+        picture["decisions"] = [{"now": 502.0, "words": "so"}]
+        link.came("b", Answer(0, picture))
+        frames = drained(link)
+        deltas = [delta for frame in frames if isinstance(frame, Batch) for delta in frame.deltas]
+        assert [delta.admitted_at for delta in deltas] == [4.0]
+        (answer,) = (frame for frame in frames if isinstance(frame, Answer))
+        assert answer.value["decisions"] == [{"now": 2.0, "words": "b: so"}]
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_comes_back_with_another_model_gets_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        link, _ = made(monkeypatch)
+        assert link.lost("a", "ActorDiedError", "killed")
+        link.up("a", Started("another", host_id(), 2, "", 0.0))
+        link.came("a", Ready(replace(FACTS, model="another")))
+        assert link._ready() == ["b"]
+        assert "'b' and 'a' differ in model: 'one' and 'another'" in caplog.text
+        link.came("a", Ready(FACTS))
+        assert link._ready() == ["a", "b"]
+
+    asyncio.run(run())
+
+
+def test_a_request_that_nobody_can_take_ends_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        link, _ = made(monkeypatch)
+        now = [0.0]
+        link._clock = lambda: now[0]
+        link.routed(False)
+        link.send(request("r"))
+        now[0] = link_module.PATIENCE - 1
+        link._give_up_late()
+        assert not [f for f in drained(link) if isinstance(f, Batch) and f.deltas]
+        now[0] += 2
+        link._give_up_late()
+        (delta,) = (d for f in drained(link) if isinstance(f, Batch) for d in f.deltas)
+        assert delta.finish_reason == "error" and "the router is not there" in str(delta.error)
+
+    asyncio.run(run())
+
+
+def drained(link: ClusterLink) -> list[FromCore]:
+    return [link._frames.get_nowait() for _ in range(link._frames.qsize())]

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from mixed_requests import Sample, Wanted, expected, mixed, samples
 from moving import Cluster, Worker
 from tiny_llm import save_tiny_llm
 
-from pagedkv import LLM, RequestOutput, SamplingParams
+from pagedkv import LLM, RequestOutput
 from pagedkv.engine.open_moves import open_moves
 from pagedkv.engine.output import OutputProcessor
 from pagedkv.engine.requests import text_decoder
@@ -18,14 +19,6 @@ from pagedkv.engine.transports import LocalTransport, SharedMemoryTransport
 from pagedkv.engine.wire import MoveNews, ToPeer
 from pagedkv.scheduling.messages import Abort, Add, Delta
 from pagedkv.transfer.messages import Commit, Grant, MoveId, unpack
-
-STEMS = [
-    "You are a helpful assistant who answers in one line. ",
-    "Translate the next sentence into French, word by word, please: ",
-    "",
-]
-ENDINGS = ["what is a block table?", "the sky is blue", "how do bridges carry weight", "x"]
-Sample = tuple[tuple[int, ...], str, str | None, int | str | None]
 
 
 class TextCluster(Cluster):
@@ -83,38 +76,7 @@ def make(model: Path, shared: dict, name: str, **settings) -> tuple[LLM, Worker]
     return llm, Worker(name, core, open_moves(core, name, 1, transport))
 
 
-def mixed(count: int) -> list[tuple[str, SamplingParams]]:
-    """Prompts and parameters: n > 1, seeds, stop strings and token ids, prefix hits."""
-    rng = random.Random(7)
-    wanted = []
-    for i in range(count):
-        text = rng.choice(STEMS) + rng.choice(ENDINGS) + f" {rng.randrange(60)}."
-        params = SamplingParams(
-            n=rng.choice((1, 1, 1, 2, 3)),
-            temperature=rng.choice((0.0, 0.9)),
-            top_k=rng.choice((0, 20)),
-            seed=i,
-            max_tokens=rng.randint(1, 14),
-            stop=rng.choice(((), (), ("e", "th"), (" ",))),
-            stop_token_ids=rng.choice(([], [], list(range(40, 60)))),
-            repetition_penalty=rng.choice((1.0, 1.2)),
-        )
-        wanted.append((text, params))
-    return wanted
-
-
-def samples(output: RequestOutput) -> list[Sample]:
-    return [(o.token_ids, o.text, o.finish_reason, o.stop_reason) for o in output.outputs]
-
-
-def expected(llm: LLM, wanted: list[tuple[str, SamplingParams]]) -> list[list[Sample]]:
-    texts, params = zip(*wanted, strict=True)
-    return [samples(output) for output in llm.generate(list(texts), list(params))]
-
-
-def drive(
-    cluster: TextCluster, llm: LLM, wanted: list[tuple[str, SamplingParams]], modes: list[str]
-) -> list[list[Sample]]:
+def drive(cluster: TextCluster, llm: LLM, wanted: Wanted, modes: list[str]) -> list[list[Sample]]:
     """Sends the requests to worker `p` as they find room, and moves them in one of the modes."""
     rng, tokenizer = random.Random(3), llm.get_tokenizer()
     queue = [
@@ -160,12 +122,13 @@ def check_prefilled(model: Path, count: int, **settings) -> None:
         assert cluster.totals[move] == len(cluster.adds[move.request].prompt)
     came = sum(cluster.totals[move] - cluster.found[move] for move in moved)
     most = sum(total - cluster.found[move] for move, total in cluster.totals.items())
-    assert came <= d.moves.moved_tokens <= most  # some of what came was of no use any more
-    assert sum(cluster.found[move] for move in moved) > 0
+    counters = d.core.scheduler.counters
+    source = dict(counters.moved_tokens)
+    assert came <= source["sent"] <= most  # some of what came was of no use any more
+    assert source["cached"] == sum(cluster.found.values()) > 0
     # What `d` has computed are the tokens behind the prompts, and of the prompts no block: the last
     # token where the samples of a group part; and the partly filled tail of one whose prompt
     # another has too, when that one went on in it first.
-    counters = d.core.scheduler.counters
     groups = {name for name in cluster.moved if cluster.adds[name].params.n > 1}
     assert d.computed <= counters.generation_tokens + counters.recomputed_tokens
     again = {name: cluster.outputs[name].usage.recomputed_tokens for name in cluster.moved}

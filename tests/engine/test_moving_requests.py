@@ -67,7 +67,7 @@ def test_prefill_here_and_decode_there(sizes: tuple[int, int], n: int) -> None:
     check(cluster)
     assert cluster.moved == ["a"] and not cluster.failed
     # The prompt was computed once, but for its last token where the samples part.
-    assert d.moves.moved_tokens == 23
+    assert dict(d.core.scheduler.counters.moved_tokens)["sent"] == 23
     assert d.core.scheduler.counters.recomputed_tokens == (n > 1)
 
 
@@ -179,7 +179,7 @@ def test_memory_that_is_used_again_while_it_is_read_is_read_again(used_again: in
     cluster.move("a", "d")
     cluster.run()
     check(cluster, ())
-    assert cluster.moved == ["a"] and d.moves.moved_tokens == 13
+    assert cluster.moved == ["a"] and dict(d.core.scheduler.counters.moved_tokens)["sent"] == 13
     assert sending.puts == 1 + used_again  # each time all that was in it
     sending.close()
     reading.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -69,6 +70,8 @@ class Actors:
         self._workers: dict[str, Any] = {}
         self._router: Any = None
         self._boots: dict[str, str] = {}
+        self._starts: Counter[str] = Counter()
+        self._sends: Counter[str] = Counter()  # since the last start
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -97,7 +100,9 @@ class Actors:
         """In order, without waiting. They are lost where the worker is."""
         boot = self._boots.get(worker)
         if boot is not None:
-            self._workers[worker].send.remote(boot, [pack(message) for message in messages])
+            frames = [pack(message) for message in messages]
+            self._workers[worker].send.remote(boot, self._sends[worker], frames)
+            self._sends[worker] += 1
 
     def wish(self, wishes: Sequence[Wish]) -> None:
         """Requests want workers. Nobody answers while the router is not there."""
@@ -170,14 +175,19 @@ class Actors:
         peers = {other: it for other, it in self._workers.items() if other != name}
         begin = actor.start.options(max_task_retries=-1)
         while True:
+            self._starts[name] += 1
             started: Started = await begin.remote(
-                dict(self._plan.arguments), self._plan.slow_step, peers, self._router
+                self._starts[name],
+                dict(self._plan.arguments),
+                self._plan.slow_step,
+                peers,
+                self._router,
             )
             if started.boot != last:
                 break
             # Its core has died, or it could not be reached for a while: nobody knows what it has.
             self._ray.kill(actor, no_restart=False)
-        self._boots[name] = started.boot
+        self._boots[name], self._sends[name] = started.boot, 0
         self._listener.up(name, started)
         return started
 

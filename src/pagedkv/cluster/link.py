@@ -141,7 +141,7 @@ class ClusterLink:
                 deltas = [seat.on_our_clock(delta) for delta in frame.deltas]
                 self._carry_out(self._dispatch.take(deltas), stats=frame.stats, always=True)
             case Answer():
-                self._questions.answered(worker, frame)
+                self._questions.answered(worker, seat.answer_on_our_clock(frame))
             case Complete():
                 self._carry_out(self._dispatch.complete(frame))
             case MoveFailed(request, _, reason):
@@ -193,7 +193,7 @@ class ClusterLink:
     def _ready_now(self, seat: Seat, facts: Facts) -> None:
         seat.facts = facts
         if self._facts is not None:
-            self._post(self._batch([], None))
+            self._again(seat)
             return
         if len(self._ready()) < len(self._seats):
             return
@@ -205,6 +205,17 @@ class ClusterLink:
         config = RouterConfig(self._facts.block_size, max(1, facts.kv_bytes_per_token))
         self._actors.route(config)
         self._post(Ready(self._facts))
+
+    def _again(self, seat: Seat) -> None:
+        """A worker was started again, maybe on another host."""
+        others = {s.name: s.facts for s in self._seats.values() if s.facts and s is not seat}
+        try:
+            if seat.facts is not None:
+                total_facts({**others, seat.name: seat.facts})
+        except PagedKVError as error:
+            _LOG.error("worker %s gets no requests: %s", seat.name, error)
+            seat.facts = None
+        self._post(self._batch([], None))
 
     def _assigned(self, request: str, prefill: str, decode: str) -> None:
         if request not in self._dispatch:

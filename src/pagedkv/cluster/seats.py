@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
 
 from pagedkv.cluster.worker import Started
 from pagedkv.engine.facts import Facts
 from pagedkv.engine.status import CoreStatus, WorkerLoad
-from pagedkv.engine.wire import ToCore
+from pagedkv.engine.wire import Answer, ToCore
 from pagedkv.scheduling.messages import Add, Delta, Resume
 from pagedkv.transfer.routing import Role
 
@@ -67,6 +70,24 @@ class Seat:
         if not self.offset or delta.admitted_at is None:
             return delta
         return delta._replace(admitted_at=delta.admitted_at - self.offset)
+
+    def answer_on_our_clock(self, answer: Answer) -> Answer:
+        """The same for a picture, see `engine.picture`; other answers have no times."""
+        taken = answer.value
+        if not self.offset or not isinstance(taken, dict):
+            return answer
+
+        def moved(entries: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+            return [{**entry, name: entry[name] - self.offset} for entry in entries]
+
+        waiting = taken["waiting"]
+        picture = {
+            **taken,
+            "sequences": moved(taken["sequences"], "arrival"),
+            "waiting": {**waiting, "requests": moved(waiting["requests"], "arrival")},
+            "decisions": moved(taken["decisions"], "now"),
+        }
+        return msgspec.structs.replace(answer, value=picture)
 
     def load(self, requests: int) -> WorkerLoad:
         """For operators. requests: those that it owns."""

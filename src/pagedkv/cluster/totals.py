@@ -12,6 +12,8 @@ from pagedkv.engine.status import ClusterStatus, CoreStatus, TenantLoad
 from pagedkv.errors import ConfigError
 from pagedkv.scheduling.counters import Attainment, EngineCounters, TenantCounters
 
+_THE_SAME = ("model", "config", "block_size")
+
 
 def total_facts(workers: dict[str, Facts]) -> Facts:
     """What a front end has to know of all. ConfigError: they do not serve the same.
@@ -20,13 +22,13 @@ def total_facts(workers: dict[str, Facts]) -> Facts:
     """
     names, facts = list(workers), list(workers.values())
     for name, one in workers.items():
-        if replace(one, num_blocks=0, sequence_blocks=0, report=(), folder=None) != replace(
-            facts[0], num_blocks=0, sequence_blocks=0, report=(), folder=None
-        ):
-            raise ConfigError(
-                f"workers {names[0]!r} and {name!r} differ in block size, limits or model: give "
-                "all the same model and settings"
-            )
+        for field in _THE_SAME:
+            have, first = getattr(one, field), getattr(facts[0], field)
+            if have != first:
+                raise ConfigError(
+                    f"workers {names[0]!r} and {name!r} differ in {field}: {first!r:.300} and "
+                    f"{have!r:.300}; give all the same model and settings"
+                )
     config, count = facts[0].config, len(facts)
     waiting, tokens = config.max_num_waiting, config.max_waiting_tokens
     config = replace(

@@ -1,7 +1,8 @@
 """The actor of a worker: an engine core in a thread of its own, and its way to everybody else.
 
 What concerns requests travels as the frames of `engine.wire`, to and from the front end. All
-methods are quick and run in one event loop; Ray starts those of one caller in order.
+methods are quick and run in one event loop. Ray does not keep calls of one caller in order: one
+with much to bring is overtaken by the next.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pagedkv import __version__
+from pagedkv.cluster.in_order import InOrder
 
 if TYPE_CHECKING:
-    from pagedkv.cluster.objects import ObjectTransport
+    from pagedkv.cluster.objects import ObjectTransport, Parcel
     from pagedkv.cluster.reporter import Reporter
     from pagedkv.engine.core_loop import CoreLoop
     from pagedkv.transfer.routing import Role
 
 # Requests on their way to a worker at once.
 _MOST_MOVES = 32
+# Seconds that frames may be late when later ones have come already.
+_LATE = 10.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -70,35 +74,51 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._peers: Mapping[str, Any] = {}
         self._objects: ObjectTransport | None = None
+        self._inbox: InOrder[list[bytes]] = InOrder()
+        self._hearing: dict[str, asyncio.Lock] = {}
         self._outbox: list[bytes] = []
         self._news = asyncio.Event()
 
     async def start(
-        self, arguments: Mapping[str, Any], slow_step: float, peers: Mapping[str, Any], router: Any
+        self,
+        number: int,
+        arguments: Mapping[str, Any],
+        slow_step: float,
+        peers: Mapping[str, Any],
+        router: Any,
     ) -> Started:
         """Begins to load the model; Ready or Died is the first frame. Nothing the second time.
 
-        arguments: of `engine.arguments.make_llm`. peers: the other workers' actors, by name.
+        number: of this start, larger than that of the last. arguments: of
+        `engine.arguments.make_llm`. peers: the other workers' actors, by name.
         """
         if self._thread is None:
             self._peers = peers
             loop = asyncio.get_running_loop()
             self._thread = threading.Thread(
                 target=self._run,
-                args=(dict(arguments), slow_step, loop, router),
+                args=(number, dict(arguments), slow_step, loop, router),
                 name="pagedkv-core",
                 daemon=True,
             )
             self._thread.start()
         return Started(self._boot, host_id(), os.getpid(), __version__, time.monotonic())
 
-    async def send(self, boot: str, frames: list[bytes]) -> None:
-        """Frames for the core. Those for an earlier process of this actor are dropped."""
+    async def send(self, boot: str, number: int, frames: list[bytes]) -> None:
+        """Frames for the core. Those for an earlier process of this actor are dropped.
+
+        number: counts these calls for one `boot`, from 0.
+        """
         from pagedkv.engine.wire import unpack_to_core
 
-        if boot == self._boot and self._core is not None:
-            for frame in frames:
-                self._core.send(unpack_to_core(frame))
+        if boot != self._boot:
+            return
+        for ready in self._inbox.take(number, frames):
+            for frame in ready:
+                if self._core is not None:
+                    self._core.send(unpack_to_core(frame))
+        if (missing := self._inbox.missing) is not None:
+            asyncio.get_running_loop().call_later(_LATE, self._give_up, missing)
 
     async def receive(self, boot: str) -> list[bytes]:
         """Frames of the core; waits until there are some."""
@@ -111,13 +131,17 @@ class Worker:
         frames, self._outbox = self._outbox, []
         return frames
 
-    async def hear(self, worker: str, frame: bytes, payloads: dict[bytes, Any]) -> None:
-        """From another worker: a frame, and the objects that it refers to."""
+    async def hear(self, worker: str, frame: bytes, parcel: Parcel | None) -> None:
+        """From another worker: a frame, and the object that it refers to."""
+        from pagedkv.cluster.objects import fetched
         from pagedkv.engine.wire import FromPeer
 
-        if self._objects is not None:
-            self._objects.expect(payloads)
-        if self._core is not None:
+        async with self._hearing.setdefault(worker, asyncio.Lock()):  # in the order of these calls
+            payload = None if parcel is None else await fetched(parcel)
+            if self._core is None:
+                return
+            if self._objects is not None and parcel is not None:
+                self._objects.expect(parcel.name, payload)
             self._core.send(FromPeer(worker, frame))
 
     async def tell_all(self) -> None:
@@ -127,6 +151,7 @@ class Worker:
 
     def _run(
         self,
+        number: int,
         arguments: Mapping[str, Any],
         slow_step: float,
         loop: asyncio.AbstractEventLoop,
@@ -148,18 +173,22 @@ class Worker:
         try:
             llm = make_llm({**arguments, "max_moves": _MOST_MOVES})
             core = llm.engine.core
-            objects = None if self._shared else ObjectTransport(self._name)
-            moves = open_moves(core, self._name, int(time.time() * 1000), objects)
+            objects = None if self._shared else ObjectTransport()
+            moves = open_moves(core, self._name, number, objects)
             reporter = Reporter(self._name, self._role, host_id(), core, router, loop)
-            facts = core_facts(core, str(llm.folder), llm.report.lines())
+            facts = replace(
+                core_facts(core, str(llm.folder), llm.report.lines()),
+                kv_bytes_per_token=llm.report.bytes_per_token,
+                model=moves.endpoint.ours.model.hex(),
+            )
         except BaseException as error:  # whoever waits for Ready is told
             post(Died(type(error).__name__, str(error)))
             return
 
         def take(frame: FromCore) -> None:
             if isinstance(frame, ToPeer):
-                payloads = {} if objects is None else objects.named_in(frame.frame)
-                loop.call_soon_threadsafe(self._tell, frame.worker, frame.frame, payloads)
+                parcel = None if objects is None else objects.named_in(frame.frame)
+                loop.call_soon_threadsafe(self._tell, frame.worker, frame.frame, parcel)
                 return
             if not isinstance(frame, Died):
                 reporter.look()
@@ -168,13 +197,20 @@ class Worker:
         core_loop = CoreLoop(core, take, moves=moves)
         self._core, self._reporter, self._objects = core_loop, reporter, objects
         settle()
-        post(Ready(replace(facts, kv_bytes_per_token=llm.report.bytes_per_token)))
+        post(Ready(facts))
         with closing(llm), closing(moves), watching(core_loop, slow_step):
             if core_loop.run():
                 post(Died("Close", "the core was closed"))
 
-    def _tell(self, worker: str, frame: bytes, payloads: dict[bytes, Any]) -> None:
-        self._peers[worker].hear.remote(self._name, frame, payloads)
+    def _tell(self, worker: str, frame: bytes, parcel: Parcel | None) -> None:
+        self._peers[worker].hear.remote(self._name, frame, parcel)
+
+    def _give_up(self, missing: int) -> None:
+        """Without what did not come nobody knows what the front end takes for granted."""
+        from pagedkv.engine.wire import Died, pack
+
+        if self._inbox.missing == missing:
+            self._put(pack(Died("LostFrames", f"call {missing} did not come for {_LATE:g} s")))
 
     def _put(self, frame: bytes) -> None:
         self._outbox.append(frame)

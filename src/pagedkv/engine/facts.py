@@ -15,7 +15,7 @@ class Facts:
 
     sequence_blocks: most blocks that one sequence can have. folder: of the model, with its
     tokenizer; None: there is none. report: lines on how the core was set up. kv_bytes_per_token: of
-    all layers; 0: not said.
+    all layers; 0: not said. model: a digest of what the K/V of a token depend on; "": not said.
     """
 
     config: SchedulerConfig
@@ -25,6 +25,7 @@ class Facts:
     folder: str | None = None
     report: tuple[str, ...] = ()
     kv_bytes_per_token: int = 0
+    model: str = ""
 
     def validate(self, add: Add) -> None:
         """RequestError: the request can never run in this core. Its queue is not looked at."""

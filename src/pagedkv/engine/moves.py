@@ -48,6 +48,7 @@ from pagedkv.transfer.messages import (
     Data,
     Deny,
     FrameError,
+    Grant,
     Hello,
     Message,
     MoveId,
@@ -115,7 +116,6 @@ class Moves:
         self._leaving: dict[MoveId, _Leaving] = {}
         self._owned: set[MoveId] = set()  # resumed here, and not admitted yet
         self._next_tick = 0.0
-        self.moved_tokens = 0  # K/V received and written, in tokens, since the start
         core.guests = lambda: bool(self._leaving or self.endpoint.receiver.moves)
 
     @property
@@ -287,7 +287,12 @@ class Moves:
                 reason = f"{self._rows} sequences are on their way here, no more can be"
                 deny = Deny(*message.move, reason=reason, retry_after=self.endpoint.limits.retry)
                 return [Send(worker, deny)]
-        return self.endpoint.handle(worker, message, now)
+        new = isinstance(message, Reserve) and message.move not in receiver
+        actions = self.endpoint.handle(worker, message, now)
+        for action in actions if new else ():
+            if isinstance(action, Send) and isinstance(action.message, Grant):
+                self._scheduler.tally.moved(cached=action.message.have)
+        return actions
 
     def _resume(self, move: MoveId, commit: Commit, now: float) -> list[Action]:
         try:
@@ -305,7 +310,8 @@ class Moves:
         bad = store(action, blocks, self.endpoint.ours, theirs, self._payloads)
         if not self._transport.is_intact():  # it may have changed between the check and the copy
             bad = data.start
-        self.moved_tokens += (data.stop if bad is None else max(action.start, bad)) - action.start
+        stop = data.stop if bad is None else max(action.start, bad)
+        self._scheduler.tally.moved(sent=stop - action.start)
         return self.endpoint.written(action.move, bad, now)
 
     # ---- carrying out -------------------------------------------------------------------------

@@ -52,7 +52,8 @@ class EngineCounters:
     themselves computed. preemptions: (kind, reason, number); kind as in `recovery`, reason as in
     `tally.PREEMPTION_REASONS`. requests_refused: by error type; they were never taken in.
     requests_finished: by finish reason; of samples that ended differently the worst counts.
-    requests_released: went elsewhere before their end.
+    requests_released: went elsewhere before their end. moved_tokens: of requests that were moved
+    here, or were about to be; those whose K/V was "sent", and those that were "cached" here.
     """
 
     steps: int
@@ -72,6 +73,7 @@ class EngineCounters:
     requests_refused: Named
     requests_finished: Named
     requests_released: int
+    moved_tokens: Named
     tenants: tuple[TenantCounters, ...]
 
     @property

@@ -32,6 +32,7 @@ class Tally:
         self._refused: Counter[str] = Counter()
         self._finished: Counter[str] = Counter()
         self._released = 0
+        self._moved: Counter[str] = Counter()
         self._tenants: dict[str | None, TenantCounters] = {}
 
     def account(self, tenant: str | None) -> TenantCounters:
@@ -70,6 +71,10 @@ class Tally:
         self._released += 1
         if not request.started:
             request.account.prompt_tokens += request.num_prefilled
+
+    def moved(self, sent: int = 0, cached: int = 0) -> None:
+        """Tokens of a request that is moved here: their K/V has been sent, or is here already."""
+        self._moved.update(sent=sent, cached=cached)
 
     def left(self, request: Request) -> None:
         """A request has ended."""
@@ -125,6 +130,7 @@ class Tally:
             requests_refused=_named(ERROR_TYPES, self._refused),
             requests_finished=_named(FINISH_REASONS, self._finished),
             requests_released=self._released,
+            moved_tokens=_named(("sent", "cached"), self._moved),
             tenants=tuple(replace(tenant) for tenant in self._tenants.values()),
         )
 

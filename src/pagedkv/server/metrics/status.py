@@ -250,6 +250,13 @@ def _counters(counters: EngineCounters) -> Iterator[Metric]:
             counters.readmission_hits,
         ),
         (
+            "moved_tokens",
+            "Tokens of requests that came from other workers, by where their K/V was: "
+            "sent with them, or cached here already.",
+            "source",
+            counters.moved_tokens,
+        ),
+        (
             "swap_bytes",
             "Bytes of K/V moved out of the device and into it.",
             "direction",

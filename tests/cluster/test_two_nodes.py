@@ -12,6 +12,8 @@ import pytest
 from clustered import Clustered, Load, clustered
 from mixed_requests import mixed
 
+pytestmark = pytest.mark.deep
+
 # The processes of the second node are told that they are on another host, whose monotonic clock
 # shows so many seconds less or more, and whose wall clock goes behind.
 _OFFSET = 40_000.0
@@ -79,7 +81,6 @@ def test_requests_move_between_nodes_whatever_their_clocks_show(
 
 
 @pytest.mark.parametrize("who", ["prefill-0", "decode-0"])
-@pytest.mark.deep
 def test_a_worker_that_dies_is_started_again_and_moves_go_on(
     apart: Clustered, model: Path, who: str
 ) -> None:

@@ -167,3 +167,14 @@ def test_messages_count_as_taken_in_the_order_in_which_they_were_sent() -> None:
     assert applied.count == 2
     applied.taken("a", 2)
     assert applied.count == 3
+
+
+def test_a_request_was_admitted_once_wherever_it_goes() -> None:
+    """A worker on another host knows when by its age, and later by what the way took."""
+    made = dispatch(add())
+    made.place("r", "a")
+    made.take([Delta("r@0", 0, (5,), (None,), admitted_at=2.0)])
+    made.lose("a", "killed")
+    made.place("r", "b")
+    [delta] = made.take([Delta("r@1", 0, (6,), (None,), admitted_at=2.5)]).deltas
+    assert delta.admitted_at == 2.0

@@ -179,3 +179,18 @@ def test_a_request_that_nobody_can_take_ends_with_the_reason(
 
 def drained(link: ClusterLink) -> list[FromCore]:
     return [link._frames.get_nowait() for _ in range(link._frames.qsize())]
+
+
+def test_a_clock_is_known_by_what_came_least_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first word of a worker may have been under way for long."""
+    link, _ = made(monkeypatch, host="elsewhere", now=500.0)
+    now = [0.5]
+    link._clock = lambda: now[0]
+    link.shows("a", 503.5)
+    assert link._seats["a"].offset == 503.0
+    now[0] = 1.5
+    link.shows("a", 504.0)  # late
+    assert link._seats["a"].offset == pytest.approx(503.0, abs=0.01)
+    now[0] = 101.5
+    link.shows("a", 604.499)  # its clock is slower than ours
+    assert link._seats["a"].offset == pytest.approx(502.999, abs=0.001)

@@ -71,7 +71,7 @@ def test_requests_move_between_nodes_whatever_their_clocks_show(
     apart.nothing_leaked()
     seen = apart.metrics()
     assert seen['pagedkv:requests_moved_total{outcome="done"}'] > 10
-    assert seen['pagedkv:moved_tokens_total{source="sent"}'] > 500
+    assert seen['pagedkv:moved_tokens_total{source="sent"}'] > 200
     for part in ("queue_time", "prefill_time", "decode_time"):
         assert 0 <= seen[f"pagedkv:request_{part}_seconds_sum"] < _OFFSET / 4, part
     data: dict[str, Any] = httpx.get(f"{apart.url}/dashboard/data").json()

@@ -42,7 +42,8 @@ def test_a_call_that_never_comes_ends_the_worker(monkeypatch: pytest.MonkeyPatch
     async def run() -> None:
         worker, got, boot = made()
         await worker.send(boot, 1, [pack(Abort("b"))])
-        (frame,) = map(unpack_from_core, await worker.receive(boot))
+        _, frames = await worker.receive(boot)
+        (frame,) = map(unpack_from_core, frames)
         assert isinstance(frame, Died) and "call 0 did not come" in frame.reason and not got
 
     asyncio.run(run())

@@ -44,6 +44,10 @@ class Listener(Protocol):
         """Its process runs and loads the model."""
         ...
 
+    def shows(self, worker: str, now: float) -> None:
+        """What its clock shows, or did a moment ago."""
+        ...
+
     def came(self, worker: str, frame: FromCore) -> None: ...
 
     def lost(self, worker: str, kind: str, why: str) -> bool:
@@ -199,7 +203,9 @@ class Actors:
                 "install the same on all hosts",
             )
         while True:
-            for data in await self._workers[name].receive.remote(started.boot):
+            now, frames = await self._workers[name].receive.remote(started.boot)
+            self._listener.shows(name, now)
+            for data in frames:
                 yield unpack_from_core(data)
 
     async def _follow_router(self, config: RouterConfig) -> None:

@@ -186,7 +186,10 @@ class Dispatch:
                 continue
             ended = delta.finish_reason is not None
             verdicts = fence.deliver(move, delta.sample, delta.token_ids, ended)[2]
-            self._note(entries[move.request], delta, now)
+            noted = entries[move.request]
+            self._note(noted, delta, now)
+            if delta.admitted_at != noted.admitted_at:  # as another host knows it, by its age
+                delta = delta._replace(admitted_at=noted.admitted_at)
             delivered.append(Delta._make((move.request, *delta[1:])))
             if verdicts:
                 self._follow(verdicts, outcome)

@@ -22,7 +22,7 @@ from pagedkv.cluster.questions import Questions
 from pagedkv.cluster.router_actor import Wish
 from pagedkv.cluster.seats import Seat
 from pagedkv.cluster.totals import total_counters, total_facts, total_status
-from pagedkv.cluster.worker import Started, host_id
+from pagedkv.cluster.worker import Started
 from pagedkv.engine.facts import Facts
 from pagedkv.engine.status import ClusterStatus, CoreStatus
 from pagedkv.engine.wire import (
@@ -127,8 +127,10 @@ class ClusterLink:
     # ---- what the actors say ------------------------------------------------------------------
 
     def up(self, worker: str, started: Started) -> None:
-        same = started.host == host_id()
-        self._seats[worker].begin(started, 0.0 if same else started.now - self._clock())
+        self._seats[worker].begin(started, self._clock())
+
+    def shows(self, worker: str, now: float) -> None:
+        self._seats[worker].shows(now, self._clock())
 
     def came(self, worker: str, frame: FromCore) -> None:
         seat = self._seats[worker]

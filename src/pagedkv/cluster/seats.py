@@ -7,12 +7,14 @@ from typing import Any
 
 import msgspec
 
-from pagedkv.cluster.worker import Started
+from pagedkv.cluster.worker import Started, host_id
 from pagedkv.engine.facts import Facts
 from pagedkv.engine.status import CoreStatus, WorkerLoad
 from pagedkv.engine.wire import Answer, ToCore
 from pagedkv.scheduling.messages import Add, Delta, Resume
 from pagedkv.transfer.routing import Role
+
+_DRIFT = 1e-4  # seconds a second, more than clocks of two hosts differ by
 
 
 @dataclass(slots=True)
@@ -28,6 +30,7 @@ class Seat:
     facts: Facts | None = None
     status: CoreStatus | None = None
     offset: float = 0.0
+    looked: float = 0.0  # at it, on our clock
     starts: int = 0
     draining: bool = False
 
@@ -41,10 +44,20 @@ class Seat:
         """Whether requests can move here."""
         return self.ready and not self.draining and self.role != "prefill"
 
-    def begin(self, started: Started, offset: float) -> None:
-        """A process has its place."""
-        self.started, self.offset = started, offset
-        self.starts += 1
+    def begin(self, started: Started, now: float) -> None:
+        """A process has its place. now: on our clock."""
+        self.started = started
+        self.offset = 0.0 if started.host == host_id() else started.now - now
+        self.starts, self.looked = self.starts + 1, now
+
+    def shows(self, theirs: float, now: float) -> None:
+        """Its clock showed `theirs` a moment ago: what was least late says most of its offset.
+
+        Clocks drift apart: what was seen counts the less, the longer ago it was.
+        """
+        if self.started is not None and self.started.host != host_id():
+            self.offset = max(self.offset - _DRIFT * (now - self.looked), theirs - now)
+            self.looked = now
 
     def end(self) -> None:
         """That process is gone."""

@@ -120,16 +120,16 @@ class Worker:
         if (missing := self._inbox.missing) is not None:
             asyncio.get_running_loop().call_later(_LATE, self._give_up, missing)
 
-    async def receive(self, boot: str) -> list[bytes]:
-        """Frames of the core; waits until there are some."""
+    async def receive(self, boot: str) -> tuple[float, list[bytes]]:
+        """What its clock shows, and frames of the core; waits until there are some."""
         from pagedkv.engine.wire import Died, pack
 
         if boot != self._boot:
-            return [pack(Died("Restart", "its process was started again"))]
+            return time.monotonic(), [pack(Died("Restart", "its process was started again"))]
         await self._news.wait()
         self._news.clear()
         frames, self._outbox = self._outbox, []
-        return frames
+        return time.monotonic(), frames
 
     async def hear(self, worker: str, frame: bytes, parcel: Parcel | None) -> None:
         """From another worker: a frame, and the object that it refers to."""

@@ -83,6 +83,7 @@ def test_workers_that_are_drained_die_and_change_their_role(
         (["--workers", "2", "--flip-after", "0"], "flip_after=0.0"),
         ([], "give workers, or both of the others"),
         (["--prefill-workers", "1"], "give workers, or both of the others"),
+        (["--workers", "2", "--decode-workers", "1"], "--workers=2 does both"),
         (["--workers", "1", "--ttft", "0"], "ttft=0.0"),
         (["--workers", "1", "--network-gb", "0"], "bytes_per_second=0.0"),
         (["--workers", "1", "--token-bytes", "0"], "token_bytes=0"),

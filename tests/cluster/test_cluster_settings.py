@@ -38,6 +38,7 @@ METRICS = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
         ({"workers": "1", "ray_address": "ray://h:10001"}, "host:port or auto"),
         ({"workers": "1", "kv_events_endpoint": "tcp://127.0.0.1:5557"}, "a single engine"),
         ({"workers": "-1"}, "--workers"),
+        ({"flip_roles_after": "0"}, "--flip-roles-after"),
     ],
 )
 def test_settings_that_cannot_be_together_are_refused(
@@ -69,9 +70,11 @@ def test_workers_that_differ_are_refused_by_name() -> None:
     facts = core_facts(toy_core())
     total = total_facts({"a": facts, "b": replace(facts, num_blocks=32, sequence_blocks=8)})
     assert (total.num_blocks, total.sequence_blocks) == (32, 8)
-    for field, value in (("block_size", 8), ("model", "another")):
-        with pytest.raises(ConfigError, match=f"'a' and 'c' differ in {field}: .* and {value!r}"):
-            total_facts({"a": facts, "c": replace(facts, **{field: value})})
+    with pytest.raises(ConfigError, match="'c' differs from worker 'a': block_size is 8, not 4"):
+        total_facts({"a": facts, "c": replace(facts, block_size=8)})
+    with pytest.raises(ConfigError, match="'b' differs from worker 'a': max_model_len is 7, not"):
+        other = replace(facts, config=replace(facts.config, max_model_len=7))
+        total_facts({"a": facts, "b": other})
 
 
 def test_figures_add_up_and_no_counter_falls() -> None:
@@ -99,7 +102,7 @@ def test_figures_add_up_and_no_counter_falls() -> None:
 
 
 def test_the_reference_names_the_metrics_of_workers() -> None:
-    load = WorkerLoad("worker-0", "both", "ready", 1, 2, 1, 1, 64, 8)
+    load = WorkerLoad("worker-0", "both", "ready", 1, 0, 2, 1, 1, 64, 8)
     status = total_status([core_status(toy_core())], [], False, ClusterStatus((load,), 3, 1, 2))
     registry = CollectorRegistry()
     registry.register(StatusCollector(lambda: status, 4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,14 +13,28 @@ from serving import toy_core
 from pagedkv.cluster import link as link_module
 from pagedkv.cluster.actors import Plan
 from pagedkv.cluster.link import ClusterLink
+from pagedkv.cluster.router_messages import Duty
 from pagedkv.cluster.worker import Started, host_id
 from pagedkv.engine.facts import Facts
 from pagedkv.engine.picture import take_picture
-from pagedkv.engine.wire import Answer, Ask, Batch, Died, FromCore, Ready
+from pagedkv.engine.status import core_status
+from pagedkv.engine.wire import (
+    Answer,
+    Ask,
+    Batch,
+    Complete,
+    Died,
+    FromCore,
+    Move,
+    Own,
+    Ready,
+    ToCore,
+)
+from pagedkv.errors import ConfigError
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Add, Delta, Drain, Resume
 from pagedkv.scheduling.params import SamplingParams
-from pagedkv.transfer.routing import Assign
+from pagedkv.transfer.routing import Assign, Role, SetRole
 
 FACTS = Facts(SchedulerConfig(8, 16, 64), 32, 4, 32, model="one")
 
@@ -35,12 +50,20 @@ class Noting:
 
 
 def made(
-    monkeypatch: pytest.MonkeyPatch, host: str | None = None, now: float = 0.0
+    monkeypatch: pytest.MonkeyPatch,
+    roles: Mapping[str, Role] | None = None,
+    clock: Callable[[], float] = lambda: 0.0,
+    host: str | None = None,
+    now: float = 0.0,
 ) -> tuple[ClusterLink, Noting]:
-    """Workers a and b are ready, and so is the router. host, now: of the workers."""
+    """All workers are ready, and so is the router. roles: None: replicas a and b.
+
+    host, now: of the workers.
+    """
     monkeypatch.setattr(link_module, "Actors", Noting)
-    link = ClusterLink(Plan({"a": "both", "b": "both"}, {}), lambda: 0.0)
-    for name in "ab":
+    roles = roles or {"a": "both", "b": "both"}
+    link = ClusterLink(Plan(roles, {}), clock)
+    for name in roles:
         link.up(name, Started("boot", host or host_id(), 1, "", now))
         link.came(name, Ready(FACTS))
     link.routed(True)
@@ -51,6 +74,18 @@ def made(
 
 def request(name: str) -> Add:
     return Add(name, (1, 2, 3), SamplingParams(max_tokens=4), 0.0, 0)
+
+
+def sent(actors: Noting) -> list[tuple[str, ToCore]]:
+    """Messages to workers, with their names."""
+    return [
+        (given[0], message) for name, given in actors.told if name == "send" for message in given[1]
+    ]
+
+
+def duties(actors: Noting) -> dict[str, Duty]:
+    """What the router was told last."""
+    return dict([given[0] for name, given in actors.told if name == "assign"][-1])
 
 
 async def turn() -> None:
@@ -70,8 +105,7 @@ def test_a_server_that_drains_still_places_what_it_has_taken(
         link.send(Drain())
         link.decided([Assign("r", "a", "a", 0, 0, 0.0, 0.0, 0.0)])
         await turn()
-        sent = [message for name, given in actors.told if name == "send" for message in given[1]]
-        assert [type(message) for message in sent] == [Add]
+        assert [type(message) for _, message in sent(actors)] == [Add]
 
     asyncio.run(run())
 
@@ -106,6 +140,148 @@ def test_a_fault_of_what_follows_an_actor_ends_the_link(monkeypatch: pytest.Monk
     asyncio.run(run())
 
 
+SPLIT: Mapping[str, Role] = {"p0": "prefill", "p1": "prefill", "d0": "decode", "d1": "decode"}
+
+
+def test_a_decode_worker_that_is_to_prefill_gives_away_what_it_decodes_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        link, actors = made(monkeypatch, SPLIT)
+        link.send(request("r"))
+        link.decided([Assign("r", "d1", "d1", 0, 0, 0.0, 0.0, 0.0)])
+        link.came("d1", Batch((Delta("r@0", 0, (5,), (None,)),), None, 1))
+        link.decided([SetRole("d1", "prefill")])
+        await turn()
+        assert sent(actors)[-1] == ("d1", Move("r", 1, "d0", "live"))
+        assert duties(actors)["d1"] == Duty("prefill", draining=True)
+        assert link._describe(link._seats["d1"])["state"] == "turning"
+        link.came("d0", Complete("r", 1, (1,), (False,)))
+        link._look_at_seats()
+        await turn()
+        assert ("d0", Own("r", 1)) in sent(actors)
+        assert duties(actors)["d1"] == Duty("prefill", draining=False)
+        facts = link._describe(link._seats["d1"])
+        assert (facts["role"], facts["state"], facts["flips"]) == ("prefill", "ready", 1)
+
+    asyncio.run(run())
+
+
+def test_what_cannot_be_moved_keeps_no_worker_from_its_new_role_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        now = 0.0
+        link, actors = made(monkeypatch, SPLIT, lambda: now)
+        link.send(request("r"))
+        link.decided([Assign("r", "d1", "d1", 0, 0, 0.0, 0.0, 0.0), SetRole("d1", "prefill")])
+        link._look_at_seats()
+        assert duties(actors)["d1"] == Duty("prefill", draining=True)
+        now = link_module._TURN + 1
+        link._look_at_seats()
+        assert duties(actors)["d1"] == Duty("prefill", draining=False)
+        link.came("d1", Batch((Delta("r@0", 0, (5,), (None,)),), None, 1))
+        link._look_at_seats()
+        await turn()
+        assert sent(actors)[-1] == ("d1", Move("r", 1, "d0", "live"))
+
+    asyncio.run(run())
+
+
+def test_a_prefill_worker_that_is_to_decode_takes_decodes_at_once_and_ends_its_prompts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        link, actors = made(monkeypatch, SPLIT)
+        link.send(request("r"))
+        link.decided([Assign("r", "p1", "d0", 0, 0, 0.0, 0.0, 0.0), SetRole("p1", "decode")])
+        await turn()
+        assert [type(message) for _, message in sent(actors)] == [Add, Move]
+        assert duties(actors)["p1"] == Duty("decode", draining=False)
+        link.routed(False)
+        link.routed(True)  # another router, which knows nothing
+        assert duties(actors)["p1"] == Duty("decode", draining=False)
+
+    asyncio.run(run())
+
+
+def test_the_last_worker_of_a_role_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The router may not have heard yet that the other one is gone."""
+
+    async def run() -> None:
+        link, actors = made(monkeypatch, SPLIT)
+        assert link.lost("d0", "ActorDiedError", "killed")
+        actors.told.clear()
+        link.decided([SetRole("d1", "prefill")])
+        assert link._seats["d1"].role == "decode"
+        assert ("lose", ("d1",)) in actors.told  # it gave it nothing any more
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_is_started_again_has_the_role_that_it_had_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        link, actors = made(monkeypatch, SPLIT)
+        link.decided([SetRole("d1", "prefill")])
+        assert link.lost("d1", "ActorDiedError", "killed")
+        link._look_at_seats()
+        link.up("d1", Started("another", host_id(), 2, "", 0.0))
+        assert duties(actors)["d1"] == Duty("prefill", draining=False)
+        assert "d1" not in [seat.name for seat in link._seats if seat.takes_decodes]
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_comes_back_as_another_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        link, _ = made(monkeypatch)
+        assert link.lost("b", "ActorDiedError", "killed")
+        link.up("b", Started("another", host_id(), 2, "", 0.0))
+        with pytest.raises(
+            ConfigError, match="'b' differs from worker 'b': model is 'x', not 'one'"
+        ):
+            link.came("b", Ready(replace(FACTS, model="x")))
+        assert link._seats.ready == ["a"]
+        link.came("b", Ready(FACTS))
+        assert link._seats.ready == ["a", "b"]
+
+    asyncio.run(run())
+
+
+def test_what_is_missing_is_told_at_once_whoever_is_gone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def newest(link: ClusterLink) -> str | None:
+        frame = None
+        while not link._frames.empty():
+            frame = await link.receive()
+        assert isinstance(frame, Batch) and frame.status is not None
+        assert frame.status.cluster is not None
+        return frame.status.cluster.missing
+
+    async def run() -> None:
+        link, _ = made(monkeypatch)
+        for name in "ab":
+            link.came(name, Batch((), None, 0, core_status(toy_core())))
+        assert await newest(link) is None
+        link.routed(False)
+        assert await newest(link) == "the router is not there"
+        link.routed(True)
+        link.send(request("r"))
+        link.decided([Assign("r", "a", "a", 0, 0, 0.0, 0.0, 0.0)])
+        assert link.lost("a", "ActorDiedError", "killed")
+        assert await newest(link) is None
+        assert link.lost("b", "ActorDiedError", "killed")
+        assert await newest(link) == "no prefill worker is there"
+
+    asyncio.run(run())
+    assert "worker a is gone: killed; it is started again, 1 requests go on" in caplog.text
+
+
 def test_times_of_another_host_are_moved_to_its_clock_and_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -137,22 +313,6 @@ def test_times_of_another_host_are_moved_to_its_clock_and_back(
         assert [delta.admitted_at for delta in deltas] == [4.0]
         (answer,) = (frame for frame in frames if isinstance(frame, Answer))
         assert answer.value["decisions"] == [{"now": 2.0, "words": "b: so"}]
-
-    asyncio.run(run())
-
-
-def test_a_worker_that_comes_back_with_another_model_gets_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def run() -> None:
-        link, _ = made(monkeypatch)
-        assert link.lost("a", "ActorDiedError", "killed")
-        link.up("a", Started("another", host_id(), 2, "", 0.0))
-        link.came("a", Ready(replace(FACTS, model="another")))
-        assert link._ready() == ["b"]
-        assert "'b' and 'a' differ in model: 'one' and 'another'" in caplog.text
-        link.came("a", Ready(FACTS))
-        assert link._ready() == ["a", "b"]
 
     asyncio.run(run())
 

@@ -29,6 +29,10 @@ def test_they_give_the_tokens_of_one_engine(replicas: Clustered, load: Load) -> 
         assert f'pagedkv:worker_state{{role="both",state="ready",worker="{name}"}} 1.0' in metrics
     data = httpx.get(f"{replicas.url}/dashboard/data").json()
     assert data["picture"]["pool"]["num_blocks"] == 2 * BLOCKS
+    assert [(worker["name"], worker["role"]) for worker in data["workers"]] == [
+        ("worker-0", "both"),
+        ("worker-1", "both"),
+    ]
 
 
 @pytest.mark.parametrize("who", ["worker-0", "router"])

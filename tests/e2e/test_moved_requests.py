@@ -46,11 +46,10 @@ class TextCluster(Cluster):
 
     def stop(self, abort: Abort) -> None:
         assert abort.sample is not None
-        self.fence.end_sample(abort.request_id, abort.sample)
+        self.aborts.append(abort)
         owner = self.fence.owner(abort.request_id)
         assert owner is not None
-        owned = MoveId(abort.request_id, owner.epoch).owned_id
-        self.order(owner.worker, replace(abort, request_id=owned))
+        self.abort(owner, abort)
 
     def hear(self, worker: Worker, news: MoveNews) -> None:
         if isinstance(news, ToPeer):

@@ -30,7 +30,7 @@ from pagedkv.engine.wire import (
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Abort, Add, Delta, Drawn, Resume
 from pagedkv.scheduling.scheduler import Scheduler
-from pagedkv.transfer.fence import Disowned, Fence, Orphaned, Raised, Verdict
+from pagedkv.transfer.fence import Disowned, Fence, Orphaned, Owner, Raised, Verdict
 from pagedkv.transfer.limits import TransferLimits
 from pagedkv.transfer.messages import Hello, MoveId, split_owned_id
 
@@ -99,11 +99,16 @@ class Cluster:
         self.deltas: dict[str, list[Delta]] = {}
         self.moved: list[str] = []  # requests whose ownership has moved
         self.failed: list[MoveFailed] = []
+        self.aborts: list[Abort] = []  # what it has ended itself, under its own ids
 
     def add(self, add: Add, worker: str) -> None:
         move = self.fence.open(add.request_id, worker, add.params.n)
         self.adds[add.request_id], self.deltas[add.request_id] = add, []
         self.workers[worker].core.send(replace(add, request_id=move.owned_id))
+
+    def abort(self, owner: Owner, abort: Abort) -> None:
+        owned = MoveId(abort.request_id, owner.epoch).owned_id
+        self.order(owner.worker, replace(abort, request_id=owned))
 
     def move(self, request: str, to: str, mode: str = "prefilled") -> bool:
         """False: it has ended, or is there already."""
@@ -204,13 +209,13 @@ class Cluster:
     def act(self, verdicts: list[Verdict]) -> None:
         for verdict in verdicts:
             match verdict:
-                case Raised(request, old, new, ended):
+                case Raised(request, old, new):
                     self.moved.append(request)
                     self.order(new.worker, Own(request, new.epoch))
                     self.order(old.worker, Disown(request, old.epoch))
-                    for sample in ended:
-                        owned = MoveId(request, new.epoch).owned_id
-                        self.order(new.worker, Abort(owned, sample, "stop"))
+                    for abort in self.aborts:
+                        if abort.request_id == request:
+                            self.abort(new, abort)
                 case Disowned(request, owner):
                     self.order(owner.worker, Disown(request, owner.epoch))
                 case Orphaned(request, tokens, ended):

@@ -408,7 +408,7 @@ class World:
     def judge(self, verdicts: Sequence[Any]) -> None:
         for verdict in verdicts:
             match verdict:
-                case Raised(request, old, new, _):
+                case Raised(request, old, new):
                     self.raised.append(request)
                     self.down.append((new.worker, ("own", MoveId(request, new.epoch))))
                     self.down.append((old.worker, ("drop", MoveId(request, old.epoch))))

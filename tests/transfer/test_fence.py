@@ -18,7 +18,7 @@ def moving(samples: int = 1) -> tuple[Fence, MoveId, MoveId]:
 def test_the_epoch_is_raised_once_and_then_only_the_new_owner_is_heard() -> None:
     fence, old, new = moving()
     assert fence.deliver(old, 0, (5,)) == ((5,), False, [])
-    raised = Raised("r", Owner("P", 0), Owner("D", 1), ())
+    raised = Raised("r", Owner("P", 0), Owner("D", 1))
     assert fence.complete(new, (1,), (False,)) == [raised]
     assert fence.complete(new, (1,), (False,)) == []
     assert fence.owner("r") == Owner("D", 1)
@@ -34,7 +34,7 @@ def test_ownership_waits_for_the_old_owners_last_tokens() -> None:
     assert fence.deliver(old, 0, (5,)) == ((5,), False, [])
     tokens, ended, verdicts = fence.deliver(old, 0, (6,))
     assert (tokens, ended) == ((6,), False)
-    assert verdicts == [Raised("r", Owner("P", 0), Owner("D", 1), ())]
+    assert verdicts == [Raised("r", Owner("P", 0), Owner("D", 1))]
 
 
 def test_a_copy_that_is_behind_what_was_delivered_is_disowned() -> None:
@@ -49,7 +49,7 @@ def test_every_sample_has_to_be_caught_up_with() -> None:
     fence, old, new = moving(samples=2)
     fence.deliver(old, 1, (5,))
     assert fence.complete(new, (1, 1), (False, False)) == []
-    assert fence.deliver(old, 0, (4,))[2] == [Raised("r", Owner("P", 0), Owner("D", 1), ())]
+    assert fence.deliver(old, 0, (4,))[2] == [Raised("r", Owner("P", 0), Owner("D", 1))]
 
 
 def test_a_sample_that_ended_at_the_old_owner_is_heard_to_end() -> None:
@@ -60,24 +60,13 @@ def test_a_sample_that_ended_at_the_old_owner_is_heard_to_end() -> None:
     assert fence.complete(new, (1, 1), (True, False)) == []
     tokens, ended, verdicts = fence.deliver(old, 0, (), ended=True)
     assert (tokens, ended) == ((), True)
-    assert verdicts == [Raised("r", Owner("P", 0), Owner("D", 1), ())]
+    assert verdicts == [Raised("r", Owner("P", 0), Owner("D", 1))]
 
 
 def test_an_end_that_the_copy_does_not_know_of_makes_it_useless() -> None:
     fence, old, new = moving()
     fence.deliver(old, 0, (4,), ended=True)
     assert fence.complete(new, (1,), (False,)) == [Disowned("r", Owner("D", 1))]
-
-
-def test_what_the_front_end_ended_is_ended_at_the_new_owner_too() -> None:
-    fence, old, new = moving(samples=2)
-    fence.deliver(old, 0, (4,))
-    fence.end_sample("r", 0)
-    assert fence.deliver(old, 0, (5,)) == ((), False, [])  # on its way when the stop was found
-    fence.deliver(old, 1, (7,))
-    verdicts = fence.complete(new, (2, 1), (False, False))
-    assert verdicts == [Raised("r", Owner("P", 0), Owner("D", 1), (0,))]
-    assert fence.deliver(new, 0, (6,), ended=True) == ((), False, [])
 
 
 def test_only_the_next_token_is_delivered() -> None:

@@ -66,7 +66,8 @@ def drain(
 def _line(worker: dict[str, Any]) -> str:
     return (
         f"{worker['name']} ({worker['role']}): {worker['state']}, {worker['requests']} requests, "
-        f"{worker['blocks_held']} of {worker['blocks']} blocks held, {worker['restarts']} restarts"
+        f"{worker['blocks_held']} of {worker['blocks']} blocks held, "
+        f"{worker['restarts']} restarts, {worker['flips']} changes of role"
     )
 
 

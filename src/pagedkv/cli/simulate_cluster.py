@@ -172,6 +172,11 @@ def cluster(
     waits for what was sent before, and takes none of its steps' time. Workers are called worker-0,
     prefill-0, decode-0 and so on.
     """
+    if workers and (prefill_workers or decode_workers):
+        raise ConfigError(
+            f"--workers={workers} does both, beside --prefill-workers={prefill_workers} and "
+            f"--decode-workers={decode_workers}: give --workers, or the other two"
+        )
     objective = Objective(ttft, tpot, share)
     cost = step_cost(
         Line(step_ms, token_us, context_us), perf_table, model, hardware, tp, recording

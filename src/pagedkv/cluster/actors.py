@@ -6,16 +6,19 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pagedkv import __version__
-from pagedkv.cluster.router_actor import RouterActor, Wish
+from pagedkv.cluster.router_actor import RouterActor
+from pagedkv.cluster.router_messages import Duty, Wish
 from pagedkv.cluster.runtime import start_ray
 from pagedkv.cluster.worker import Started, Worker
 from pagedkv.engine.machine import num_threads
 from pagedkv.engine.wire import Died, FromCore, ToCore, pack, unpack_from_core
-from pagedkv.transfer.routing import Assign, Role, RouterConfig, Shed
+from pagedkv.errors import ConfigError
+from pagedkv.transfer.routing import Assign, Role, RouterConfig, SetRole, Shed
 
 _LOG = logging.getLogger("pagedkv.cluster")
 # Seconds between two trials to start a worker whose core does not come up: at first, and at most.
@@ -26,15 +29,17 @@ _SOONEST, _LATEST = 1.0, 60.0
 class Plan:
     """Which workers there are to be.
 
-    roles: "prefill", "decode" or "both" by name. arguments: of `engine.arguments.make_llm`.
-    slow_step: seconds after which a step is reported. address: of a Ray cluster; None: one of our
-    own on this machine.
+    roles: "prefill", "decode" or "both" by name, at first. arguments: of
+    `engine.arguments.make_llm`. slow_step: seconds after which a step is reported. address: of a
+    Ray cluster; None: one of our own on this machine. flip_after: seconds that one role is short
+    of workers before one of the other changes to it; None: roles stay.
     """
 
     roles: Mapping[str, Role]
     arguments: Mapping[str, Any]
     slow_step: float = 60.0
     address: str | None = None
+    flip_after: float | None = None
 
 
 class Listener(Protocol):
@@ -48,13 +53,15 @@ class Listener(Protocol):
         """What its clock shows, or did a moment ago."""
         ...
 
-    def came(self, worker: str, frame: FromCore) -> None: ...
+    def came(self, worker: str, frame: FromCore) -> None:
+        """ConfigError: the worker is of no use, and is to be started again."""
+        ...
 
     def lost(self, worker: str, kind: str, why: str) -> bool:
         """It is gone with all that it had. Whether it is to be started again."""
         ...
 
-    def decided(self, decisions: Sequence[Assign | Shed]) -> None: ...
+    def decided(self, decisions: Sequence[Assign | Shed | SetRole]) -> None: ...
 
     def routed(self, up: bool) -> None:
         """The router is there and knows nothing yet, or is gone."""
@@ -71,6 +78,7 @@ class Actors:
     def __init__(self, plan: Plan, listener: Listener) -> None:
         self._plan, self._listener = plan, listener
         self._ray: Any = None
+        self._starting: asyncio.Task[Any] | None = None
         self._workers: dict[str, Any] = {}
         self._router: Any = None
         self._boots: dict[str, str] = {}
@@ -81,16 +89,16 @@ class Actors:
     async def start(self) -> None:
         """Begins. MissingExtraError, ConfigError: there is no Ray."""
         roles, address = self._plan.roles, self._plan.address
-        # In a thread: it takes seconds, and would take SIGTERM for itself in the main one.
-        self._ray = await asyncio.to_thread(start_ray, address, len(roles))
+        # In a thread: it takes seconds, and would take SIGTERM for itself in the main one. Whoever
+        # gives up waiting for it has to end it all the same: see `close`.
+        self._starting = asyncio.create_task(asyncio.to_thread(start_ray, address, len(roles)))
+        self._ray = await asyncio.shield(self._starting)
         threads = max(1, num_threads() // len(roles)) if address is None else 0
         gpus = 1 if str(self._plan.arguments.get("device", "")).startswith("cuda") else 0
         make = self._ray.remote(Worker).options(
             num_cpus=1, num_gpus=gpus, max_restarts=-1, scheduling_strategy="SPREAD"
         )
-        self._workers = {
-            name: make.remote(name, role, threads, address is None) for name, role in roles.items()
-        }
+        self._workers = {name: make.remote(name, threads, address is None) for name in roles}
         make = self._ray.remote(RouterActor).options(num_cpus=0, max_restarts=-1)
         self._router = make.remote()
         for name in roles:
@@ -116,9 +124,9 @@ class Actors:
         """Requests are over."""
         self._router.end.remote(list(requests))
 
-    def drain(self, draining: Sequence[str]) -> None:
-        """These workers get nothing new."""
-        self._router.drain.remote(list(draining))
+    def assign(self, duties: Mapping[str, Duty]) -> None:
+        """What each worker is for."""
+        self._router.assign.remote(dict(duties))
 
     def lose(self, worker: str) -> None:
         """The router is to forget what it knows of a worker."""
@@ -129,13 +137,16 @@ class Actors:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._ray is not None:
-            await asyncio.to_thread(self._ray.shutdown)
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+            if self._starting.exception() is None:
+                await asyncio.to_thread(self._starting.result().shutdown)
 
     def kill(self) -> None:
         """Ends the workers at once."""
         for actor in self._workers.values():
-            self._ray.kill(actor)
+            with suppress(self._ray.exceptions.RayError):  # Ray is being ended already
+                self._ray.kill(actor)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -156,13 +167,15 @@ class Actors:
                 started = await self._started(name, last)
                 last = started.boot
                 async for frame in self._frames(name, started):
-                    heard = heard or not isinstance(frame, Died)
                     if isinstance(frame, Died):
                         kind, why = frame.kind, frame.reason
                         break
                     self._listener.came(name, frame)
+                    heard = True
+            except ConfigError as error:
+                kind, why = "ConfigError", str(error)
             except self._ray.exceptions.RayError as error:
-                kind, why = type(error).__name__, _line(error)
+                kind, why = type(error).__name__, self._why(error)
             self._boots.pop(name, None)
             self.lose(name)
             if not self._listener.lost(name, kind, why):
@@ -217,9 +230,20 @@ class Actors:
                 while True:
                     self._listener.decided(await router.decide.remote())
             except self._ray.exceptions.RayError as error:
-                _LOG.warning("the router is gone and is started again: %s", _line(error))
+                _LOG.warning("the router is gone and is started again: %s", self._why(error))
                 self._listener.routed(False)
+                if isinstance(error, self._ray.exceptions.RayTaskError):  # it may fail again
+                    await asyncio.sleep(_SOONEST)
 
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+    def _why(self, error: Exception) -> str:
+        """In our words; what Ray says of it is many lines, for those who debug."""
+        _LOG.debug("Ray says", exc_info=error)
+        known = self._ray.exceptions
+        match error:
+            case known.ActorUnavailableError():
+                return "it cannot be reached"
+            case known.RayActorError():
+                return "its process has ended"
+            case known.RayTaskError():
+                return f"{type(error.cause).__name__}: {error.cause}"
+        return " ".join(str(error).split())[:300]

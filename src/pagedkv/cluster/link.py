@@ -13,15 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-import numpy as np
-
 from pagedkv.cluster.actors import Actors, Plan
 from pagedkv.cluster.applied import Applied
 from pagedkv.cluster.dispatch import Dispatch, Outcome
 from pagedkv.cluster.questions import Questions
-from pagedkv.cluster.router_actor import Wish
-from pagedkv.cluster.seats import Seat
-from pagedkv.cluster.totals import total_counters, total_facts, total_status
+from pagedkv.cluster.router_messages import make_wish
+from pagedkv.cluster.seats import Seat, Seats
+from pagedkv.cluster.totals import check_alike, total_counters, total_facts, total_status
 from pagedkv.cluster.worker import Started
 from pagedkv.engine.facts import Facts
 from pagedkv.engine.status import ClusterStatus, CoreStatus
@@ -40,19 +38,21 @@ from pagedkv.engine.wire import (
     ToCore,
 )
 from pagedkv.errors import PagedKVError
-from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.counters import EngineCounters
 from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, Message, Resume, StepStats
-from pagedkv.scheduling.namespaces import namespace_bytes, public_length
-from pagedkv.transfer.routing import Assign, RouterConfig, Shed
+from pagedkv.transfer.routing import Assign, FlipConfig, Role, RouterConfig, SetRole, Shed
 
 _LOG = logging.getLogger("pagedkv.cluster")
 # Seconds that a request waits for a router or a worker that Ray is starting again.
 PATIENCE = 120.0
 # Seconds between two looks at requests that should be elsewhere.
 _LOOK = 0.25
-# Tokens of output that a worker is to have room for when it gets a request, at most.
-_HEADROOM = 256
+# Between two changes of roles, beside the time that a side is short of workers before one: moved
+# requests and other batches have to show in what workers report.
+_REST = 12.0
+# Seconds that a worker whose role has changed to "prefill" gets no prompts while it gives away what
+# it decodes; what is left then moves on beside them.
+_TURN = 10.0
 
 
 class ClusterLink:
@@ -64,9 +64,9 @@ class ClusterLink:
         clock: Callable[[], float] = time.monotonic,
         patience: float = PATIENCE,
     ) -> None:
-        self._clock, self._patience = clock, patience
+        self._clock, self._patience, self._flip_after = clock, patience, plan.flip_after
         self._actors = Actors(plan, self)
-        self._seats = {name: Seat(name, role) for name, role in plan.roles.items()}
+        self._seats = Seats(plan.roles)
         self._dispatch = Dispatch(clock)
         self._applied = Applied()
         self._numbers: dict[str, int] = {}  # of Adds that no worker has got yet
@@ -74,6 +74,8 @@ class ClusterLink:
         self._questions = Questions(self._post)
         self._frames: asyncio.Queue[FromCore] = asyncio.Queue()
         self._facts: Facts | None = None
+        self._example: tuple[str, Facts] | None = None  # a worker, and what all have to be like
+        self._newest: CoreStatus | None = None
         self._past: list[EngineCounters] = []  # of processes that are gone, added up
         self._draining = False
         self._outbox: dict[str, list[ToCore]] = {}
@@ -87,11 +89,7 @@ class ClusterLink:
     # ---- CoreLink -----------------------------------------------------------------------------
 
     async def start(self) -> None:
-        try:
-            await self._actors.start()
-        except PagedKVError as error:
-            self._post(Died(type(error).__name__, str(error)))
-            return
+        await self._actors.start()
         self._tasks.append(asyncio.create_task(self._watch()))
 
     def send(self, message: ToCore) -> None:
@@ -109,7 +107,7 @@ class ClusterLink:
             case Ask():
                 self._ask(message)
             case Close():
-                for name in self._ready():
+                for name in self._seats.ready:
                     self._send(name, message)
 
     async def receive(self) -> FromCore:
@@ -156,7 +154,6 @@ class ClusterLink:
         if self._facts is None:  # it is about what was asked for, or about this machine
             self._post(Died(kind, f"{worker}: {why}"))
             return False
-        _LOG.warning("worker %s is gone and is started again: %s", worker, why)
         seat = self._seats[worker]
         if seat.status is not None:
             self._past = [total_counters([*self._past, seat.status.counters])]
@@ -164,21 +161,31 @@ class ClusterLink:
         self._outbox.pop(worker, None)
         self._applied.lost(worker)
         self._questions.lost(worker)
-        for other in self._ready():
+        for other in self._seats.ready:
             self._send(other, PeerGone(worker))
-        self._carry_out(self._dispatch.lose(worker, why), always=True)
+        outcome = self._dispatch.lose(worker, why)
+        _LOG.warning(
+            "worker %s is gone: %s; it is started again, %d requests go on elsewhere, %d end",
+            worker,
+            why,
+            len(outcome.unplaced),
+            len(outcome.closed),
+        )
+        self._carry_out(outcome, always=True)
         return True
 
     def routed(self, up: bool) -> None:
         self._router_up = up
+        if self._facts is not None:
+            self._post(self._batch([], None))
         if up:  # it may never have heard of them
-            self._tell_drained()
+            self._tell_duties()
             self._want(self._dispatch.unplaced)
 
     def broken(self, error: BaseException) -> None:
         self._post(Died(type(error).__name__, str(error)))
 
-    def decided(self, decisions: Sequence[Assign | Shed]) -> None:
+    def decided(self, decisions: Sequence[Assign | Shed | SetRole]) -> None:
         for decision in decisions:
             match decision:
                 case Assign(request, prefill, decode):
@@ -186,38 +193,29 @@ class ClusterLink:
                 case Shed(request, reason):
                     if self._dispatch.is_unplaced(request):
                         self._carry_out(self._dispatch.give_up(request, reason, "overload"))
+                case SetRole(worker, role):
+                    self._turn(self._seats[worker], role)
 
     # ---- steps --------------------------------------------------------------------------------
 
-    def _ready(self) -> list[str]:
-        return [name for name, seat in self._seats.items() if seat.ready]
-
     def _ready_now(self, seat: Seat, facts: Facts) -> None:
-        seat.facts = facts
-        if self._facts is not None:
-            self._again(seat)
+        if self._example is not None:
+            check_alike(seat.name, facts, *self._example)
+            seat.facts = facts
+            self._post(self._batch([], None))
             return
-        if len(self._ready()) < len(self._seats):
+        seat.facts = facts
+        if len(self._seats.ready) < len(self._seats):
             return
         try:
-            self._facts = total_facts({name: s.facts for name, s in self._seats.items() if s.facts})
+            self._facts = total_facts({s.name: s.facts for s in self._seats if s.facts})
         except PagedKVError as error:
             self._post(Died(type(error).__name__, str(error)))
             return
-        config = RouterConfig(self._facts.block_size, max(1, facts.kv_bytes_per_token))
-        self._actors.route(config)
+        self._example = seat.name, facts
+        size, per_token = self._facts.block_size, max(1, facts.kv_bytes_per_token)
+        self._actors.route(RouterConfig(size, per_token, flip=self._flips()))
         self._post(Ready(self._facts))
-
-    def _again(self, seat: Seat) -> None:
-        """A worker was started again, maybe on another host."""
-        others = {s.name: s.facts for s in self._seats.values() if s.facts and s is not seat}
-        try:
-            if seat.facts is not None:
-                total_facts({**others, seat.name: seat.facts})
-        except PagedKVError as error:
-            _LOG.error("worker %s gets no requests: %s", seat.name, error)
-            seat.facts = None
-        self._post(self._batch([], None))
 
     def _assigned(self, request: str, prefill: str, decode: str) -> None:
         if request not in self._dispatch:
@@ -268,12 +266,18 @@ class ClusterLink:
         return Batch(tuple(deltas), stats, self._applied.count, self._total())
 
     def _total(self) -> CoreStatus | None:
-        present = [seat.status for seat in self._seats.values() if seat.status is not None]
-        if not present:
-            return None
-        loads = tuple(seat.load(len(self._dispatch.of(seat.name))) for seat in self._seats.values())
-        cluster = replace(self._cluster, workers=loads)
-        return total_status(present, self._past, self._draining, cluster)
+        present = [seat.status for seat in self._seats if seat.status is not None]
+        loads = tuple(seat.load(len(self._dispatch.of(seat.name))) for seat in self._seats)
+        cluster = replace(self._cluster, workers=loads, missing=self._missing)
+        if present:
+            self._newest = total_status(present, self._past, self._draining, cluster)
+        elif self._newest is not None:  # nobody is there: the pools are those that there were
+            self._newest = replace(self._newest, cluster=cluster)
+        return self._newest
+
+    @property
+    def _missing(self) -> str | None:
+        return self._seats.missing if self._router_up else "the router is not there"
 
     def _want(self, requests: Sequence[str]) -> None:
         """The router is asked for workers."""
@@ -306,39 +310,43 @@ class ClusterLink:
             self._actors.end(ended)
         wanted = [request for request in wishes if request in self._dispatch]
         if self._router_up and self._facts is not None and wanted:
-            config = self._facts.config
-            self._actors.wish([self._wish(request, config) for request in wanted])
-
-    def _wish(self, request: str, config: SchedulerConfig) -> Wish:
-        add, drawn = self._dispatch.wanted(request)
-        tokens = np.array([*add.prompt, *drawn], "<i4")
-        room = max(1, config.max_model_len - len(tokens))
-        most = min(add.params.max_tokens or room, room, _HEADROOM)
-        due = [add.arrival + add.ttft_slo] if add.ttft_slo is not None and not drawn else []
-        due += [] if add.deadline is None else [add.deadline]
-        public = public_length(add.prompt, config.public_prefixes)
-        return Wish(
-            request,
-            tokens.tobytes(),
-            most * add.params.n,
-            namespace_bytes(add.tenant, add.cache_salt),
-            public if add.params.prompt_logprobs is None else 0,
-            min(due) - self._clock() if due and config.overload == "reject" else None,
-            None,
-            add.priority,
-        )
+            config, now = self._facts.config, self._clock()
+            self._actors.wish([make_wish(*self._dispatch.wanted(r), config, now) for r in wanted])
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(min(_LOOK, self._patience / 4))
             self._give_up_late()
-            for seat in self._seats.values():
-                if seat.draining or seat.role == "prefill":
-                    self._move_away(seat)
+            self._look_at_seats()
+
+    def _look_at_seats(self) -> None:
+        for seat in self._seats:
+            if seat.draining or seat.role == "prefill":
+                self._move_away(seat)
+            turning = seat.turning
+            if turning is not None and (
+                not self._dispatch.of(seat.name) or turning < self._clock() - _TURN
+            ):
+                seat.turning = None
+                self._tell_duties()
+
+    def _flips(self) -> FlipConfig | None:
+        after = self._flip_after
+        return None if after is None else FlipConfig(patience_s=after, rest_s=_REST * after)
+
+    def _turn(self, seat: Seat, role: Role) -> None:
+        """The router wants the role of a worker to be another one."""
+        if not seat.takes_new or not self._seats.can_spare(seat):  # it knew less than is known here
+            self._actors.lose(seat.name)  # or it would wait for a worker of that role
+            return
+        _LOG.info("worker %s: %s -> %s, of which there are too few", seat.name, seat.role, role)
+        seat.turn(role, self._clock())
+        self._tell_duties()
+        self._look_at_seats()
 
     def _give_up_late(self) -> None:
         """Requests that nobody can take for too long end with an error."""
-        missing, now = self._missing(), self._clock()
+        missing, now = self._missing, self._clock()
         if missing is None:
             self._since = dict.fromkeys(self._since, now)
         late = [request for request, since in self._since.items() if since < now - self._patience]
@@ -348,7 +356,7 @@ class ClusterLink:
 
     def _move_away(self, seat: Seat) -> None:
         """What decodes at a worker that is drained, or was left at one that only prefills."""
-        others = [s for s in self._seats.values() if s.takes_decodes and s is not seat]
+        others = [s for s in self._seats if s.takes_decodes and s is not seat]
         if not others:
             return
         load = {other.name: len(self._dispatch.of(other.name)) for other in others}
@@ -356,16 +364,6 @@ class ClusterLink:
             to = min(load, key=lambda name: (load[name], name))
             load[to] += 1
             self._carry_out(self._dispatch.move_away(request, to))
-
-    def _missing(self) -> str | None:
-        """What has to come back before a request can be placed."""
-        if not self._router_up:
-            return "the router is not there"
-        roles = {seat.role for seat in self._seats.values() if seat.ready}
-        for role in ("prefill", "decode"):
-            if not roles & {role, "both"}:
-                return f"no {role} worker is there"
-        return None
 
     def _post(self, frame: FromCore) -> None:
         self._frames.put_nowait(frame)
@@ -375,11 +373,11 @@ class ClusterLink:
     def _ask(self, ask: Ask) -> None:
         match ask.kind:
             case "workers":
-                self._post(Answer(ask.id, [self._describe(seat) for seat in self._seats.values()]))
+                self._post(Answer(ask.id, [self._describe(seat) for seat in self._seats]))
             case "drain" | "undrain":
                 self._drain(ask)
             case _:
-                for worker, question in self._questions.put(ask, self._ready()):
+                for worker, question in self._questions.put(ask, self._seats.ready):
                     self._send(worker, question)
 
     def _describe(self, seat: Seat) -> dict[str, Any]:
@@ -389,22 +387,21 @@ class ClusterLink:
 
     def _drain(self, ask: Ask) -> None:
         """A worker gets nothing new, and what it has moves away; or it is as before."""
-        seat = self._seats.get(ask.argument)
-        if seat is None:
-            known = ", ".join(self._seats)
+        if ask.argument not in self._seats.names:
+            known = ", ".join(self._seats.names)
             error = f"there is no worker {ask.argument!r:.100}: there are {known}"
             self._post(Answer(ask.id, error=error))
             return
-        rest = [s for s in self._seats.values() if s.role == seat.role and s is not seat]
-        if ask.kind == "drain" and not any(s.ready and not s.draining for s in rest):
+        seat = self._seats[ask.argument]
+        if ask.kind == "drain" and not self._seats.can_spare(seat):
             error = f"{seat.name} is the last worker of its role: nobody could take its requests"
             self._post(Answer(ask.id, error=error))
             return
         seat.draining = ask.kind == "drain"
-        self._tell_drained()
+        self._tell_duties()
         if seat.draining:
             self._move_away(seat)
         self._post(Answer(ask.id, self._describe(seat)))
 
-    def _tell_drained(self) -> None:
-        self._actors.drain([seat.name for seat in self._seats.values() if seat.draining])
+    def _tell_duties(self) -> None:
+        self._actors.assign(self._seats.duties)

@@ -11,7 +11,7 @@ from pagedkv.scheduling.backlog import backlog_seconds, load_of
 from pagedkv.tiers.names import Namer
 from pagedkv.transfer.events import EventStream
 from pagedkv.transfer.messages import split_owned_id
-from pagedkv.transfer.routing import Role, WorkerReport
+from pagedkv.transfer.routing import WorkerReport
 
 # Seconds between two reports. The router counts what it has sent since the last one itself.
 EVERY = 0.1
@@ -33,13 +33,12 @@ class Reporter:
     def __init__(
         self,
         worker: str,
-        role: Role,
         host: str,
         core: EngineCore,
         router: Any,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._worker, self._role, self._host = worker, role, host
+        self._worker, self._host = worker, host
         self._core, self._router, self._loop = core, router, loop
         manager = core.scheduler.manager
         self._stream = EventStream(manager.listen(), Namer(NAMES), manager.block_size)
@@ -79,7 +78,7 @@ class Reporter:
         queued = -(-load.prefill_tokens // manager.block_size)
         return WorkerReport(
             self._worker,
-            self._role,
+            "both",  # what it is used for is the front end's to say: see `RouterActor.assign`
             manager.num_blocks,
             manager.num_free_blocks + manager.num_cached_blocks,
             rate,

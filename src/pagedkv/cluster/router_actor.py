@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ import numpy as np
 
 from pagedkv.cache.index import make_frames
 from pagedkv.cluster.reporter import NAMES
+from pagedkv.cluster.router_messages import Duty, Wish
 from pagedkv.tiers.names import Namer
 from pagedkv.transfer.events import decode_batch
 from pagedkv.transfer.router import Router
@@ -23,6 +24,7 @@ from pagedkv.transfer.routing import (
     Ended,
     RouterConfig,
     RouterEvent,
+    SetRole,
     Shed,
     Tick,
     WorkerEvents,
@@ -33,110 +35,105 @@ from pagedkv.transfer.routing import (
 _TICK = 0.2  # seconds
 
 
-class Wish(msgspec.Struct, frozen=True):
-    """A request as the front end tells of it.
-
-    prompt: int32 little-endian, with what was drawn already. namespace, public: as for
-    `BlockManager.open`. slack: seconds until its first token is due. Else as `Arrival`.
-    """
-
-    request_id: str
-    prompt: bytes
-    output_tokens: int
-    namespace: bytes | None = None
-    public: int = 0
-    slack: float | None = None
-    tpot: float | None = None
-    priority: int = 0
-
-
 class RouterActor:
-    """Hosts a `transfer.router.Router`. It knows nothing when it starts, and is told soon."""
+    """Hosts a `transfer.router.Router`. It knows nothing when it starts, and is told soon.
+
+    Nobody waits for what becomes of a call but of `decide`: that one raises what any has raised.
+    The router is gone then, and another one is made by `begin`.
+    """
 
     def __init__(self) -> None:
         self._workers: Mapping[str, Any] = {}
         self._router: Router | None = None
         self._namer = Namer(NAMES)
-        self._draining: frozenset[str] = frozenset()
-        self._decisions: list[Assign | Shed] = []
+        self._duties: Mapping[str, Duty] = {}
+        self._decisions: list[Assign | Shed | SetRole] = []
         self._news = asyncio.Event()
+        self._failure: Exception | None = None
         self._ticking: asyncio.Task[None] | None = None
 
     async def begin(self, config: RouterConfig, workers: Mapping[str, Any]) -> None:
         """The front end is there. workers: actors by name."""
-        self._router, self._workers = Router(config), workers
+        self._router, self._workers, self._failure = Router(config), workers, None
+        self._decisions = []
         if self._ticking is None:
             self._ticking = asyncio.create_task(self._tick())
 
-    async def drain(self, draining: list[str]) -> None:
-        """These get nothing new from now on, the others do."""
-        self._draining = frozenset(draining)
+    async def assign(self, duties: Mapping[str, Duty]) -> None:
+        """What the workers are for from now on, by name: the front end's to say, not theirs."""
+        self._duties = duties
         reports = () if self._router is None else tuple(self._router.fleet.reports.values())
-        for report in reports:
-            self._take(self._marked(report))
+        self._take(self._on_duty(report) for report in reports)
 
     async def arrive(self, wishes: list[Wish]) -> None:
         """Requests want workers; `decide` answers. One that is told of twice counts once."""
-        if self._router is None:
-            return
-        now, config = time.monotonic(), self._router.config
-        for wish in wishes:
-            self._take(Ended(wish.request_id))
-            self._take(self._arrival(wish, config.block_size, now))
+        if self._router is not None:
+            self._take(self._arrivals(wishes, self._router.config.block_size))
 
     async def end(self, requests: list[str]) -> None:
         """Requests are over."""
-        for request in requests:
-            self._take(Ended(request))
+        self._take(Ended(request) for request in requests)
 
     async def lose(self, worker: str) -> None:
         """A worker is gone."""
-        self._take(WorkerGone(worker))
+        self._take([WorkerGone(worker)])
 
     async def observe(self, report: WorkerReport, events: list[tuple[int, bytes]]) -> None:
         """From a worker: how it is, and what its cache has done."""
-        self._take(self._marked(report))
-        for seq, payload in events:
-            self._take(WorkerEvents(report.worker, seq, decode_batch(payload)))
+        if report.worker in self._duties:  # else the front end has not been heard yet
+            self._take([self._on_duty(report)])
+            self._take(WorkerEvents(report.worker, seq, decode_batch(it)) for seq, it in events)
 
-    async def decide(self) -> list[Assign | Shed]:
-        """What was decided of requests; waits until there is something."""
+    async def decide(self) -> list[Assign | Shed | SetRole]:
+        """What was decided of requests and roles; waits until there is something."""
         await self._news.wait()
         self._news.clear()
+        if self._failure is not None:
+            raise self._failure
         decisions, self._decisions = self._decisions, []
         return decisions
 
-    def _marked(self, report: WorkerReport) -> WorkerReport:
-        return msgspec.structs.replace(report, draining=report.worker in self._draining)
+    def _on_duty(self, report: WorkerReport) -> WorkerReport:
+        return msgspec.structs.replace(report, **self._duties[report.worker]._asdict())
 
-    def _arrival(self, wish: Wish, size: int, now: float) -> Arrival:
-        tokens = np.frombuffer(wish.prompt, "<i4")
-        frames = make_frames(wish.namespace, None)
-        return Arrival(
-            wish.request_id,
-            len(tokens),
-            wish.output_tokens,
-            self._namer.walk(tokens, frames, wish.public // size, size),
-            None if wish.slack is None else now + wish.slack,
-            wish.tpot,
-            wish.priority,
-        )
+    def _arrivals(self, wishes: list[Wish], size: int) -> Iterator[RouterEvent]:
+        now = time.monotonic()
+        for wish in wishes:
+            tokens = np.frombuffer(wish.prompt, "<i4")
+            frames = make_frames(wish.namespace, None)
+            yield Ended(wish.request_id)
+            yield Arrival(
+                wish.request_id,
+                len(tokens),
+                wish.output_tokens,
+                self._namer.walk(tokens, frames, wish.public // size, size),
+                None if wish.slack is None else now + wish.slack,
+                wish.tpot,
+                wish.priority,
+            )
 
-    def _take(self, event: RouterEvent) -> None:
+    def _take(self, events: Iterable[RouterEvent]) -> None:
         """Nothing is known before the front end has come."""
-        if self._router is not None:
-            for decision in self._router.handle(event, time.monotonic()):
-                self._carry_out(decision)
+        router = self._router
+        if router is None:
+            return
+        try:
+            for event in events:
+                for decision in router.handle(event, time.monotonic()):
+                    self._carry_out(decision)
+        except Exception as error:
+            self._router, self._failure = None, error
+            self._news.set()
 
     def _carry_out(self, decision: Decision) -> None:
         match decision:
             case AskForPicture(worker):
                 self._workers[worker].tell_all.remote()
-            case Assign() | Shed():
+            case Assign() | Shed() | SetRole():
                 self._decisions.append(decision)
                 self._news.set()
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK)
-            self._take(Tick())
+            self._take([Tick()])

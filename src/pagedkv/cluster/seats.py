@@ -1,12 +1,14 @@
-"""What the front end knows of a worker."""
+"""What the front end knows of the workers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
+from pagedkv.cluster.router_messages import Duty
 from pagedkv.cluster.worker import Started, host_id
 from pagedkv.engine.facts import Facts
 from pagedkv.engine.status import CoreStatus, WorkerLoad
@@ -21,7 +23,8 @@ _DRIFT = 1e-4  # seconds a second, more than clocks of two hosts differ by
 class Seat:
     """A worker of the plan, whichever process has its place now.
 
-    facts: None: it has no model yet. offset: its clock less ours, in seconds.
+    facts: None: it has no model yet. offset: its clock less ours, in seconds. turning: since when
+    it gives away what it decodes, before it takes what its new role brings; None: it does not.
     """
 
     name: str
@@ -32,7 +35,9 @@ class Seat:
     offset: float = 0.0
     looked: float = 0.0  # at it, on our clock
     starts: int = 0
+    flips: int = 0
     draining: bool = False
+    turning: float | None = None
 
     @property
     def ready(self) -> bool:
@@ -40,9 +45,19 @@ class Seat:
         return self.facts is not None
 
     @property
+    def takes_new(self) -> bool:
+        """It is ready, and is to have more."""
+        return self.ready and not self.draining and self.turning is None
+
+    @property
     def takes_decodes(self) -> bool:
         """Whether requests can move here."""
-        return self.ready and not self.draining and self.role != "prefill"
+        return self.takes_new and self.role != "prefill"
+
+    @property
+    def duty(self) -> Duty:
+        """As the router is to know it."""
+        return Duty(self.role, self.draining or self.turning is not None)
 
     def begin(self, started: Started, now: float) -> None:
         """A process has its place. now: on our clock."""
@@ -61,7 +76,13 @@ class Seat:
 
     def end(self) -> None:
         """That process is gone."""
-        self.started = self.facts = self.status = None
+        self.started = self.facts = self.status = self.turning = None
+
+    def turn(self, role: Role, now: float) -> None:
+        """Its role changes. What it has of the old one it finishes or gives away."""
+        self.role = role
+        self.flips += 1
+        self.turning = now if role == "prefill" else None
 
     def on_its_clock(self, message: ToCore) -> ToCore:
         """A message with its times moved to the worker's clock."""
@@ -110,6 +131,7 @@ class Seat:
             self.role,
             self._state(),
             max(0, self.starts - 1),
+            self.flips,
             requests,
             0 if status is None else status.num_running,
             0 if status is None else status.num_waiting,
@@ -122,7 +144,9 @@ class Seat:
             return "gone"
         if self.facts is None:
             return "loading"
-        return "draining" if self.draining else "ready"
+        if self.draining:
+            return "draining"
+        return "ready" if self.turning is None else "turning"
 
     def _moved(self, add: Add) -> Add:
         if not self.offset:
@@ -131,3 +155,47 @@ class Seat:
 
     def _there(self, time: float | None) -> float | None:
         return None if time is None else time + self.offset
+
+
+class Seats:
+    """All of a plan, in its order. roles: of each at first, by name."""
+
+    def __init__(self, roles: Mapping[str, Role]) -> None:
+        self._seats = {name: Seat(name, role) for name, role in roles.items()}
+
+    def __getitem__(self, worker: str) -> Seat:
+        """KeyError: there is none of that name."""
+        return self._seats[worker]
+
+    def __iter__(self) -> Iterator[Seat]:
+        return iter(self._seats.values())
+
+    def __len__(self) -> int:
+        return len(self._seats)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._seats)
+
+    @property
+    def ready(self) -> list[str]:
+        """Names of those that have a model."""
+        return [seat.name for seat in self if seat.ready]
+
+    @property
+    def duties(self) -> dict[str, Duty]:
+        return {seat.name: seat.duty for seat in self}
+
+    @property
+    def missing(self) -> str | None:
+        """Which kind of worker has to come back before a request can be placed."""
+        roles = {seat.role for seat in self if seat.ready}
+        for role in ("prefill", "decode"):
+            if not roles & {role, "both"}:
+                return f"no {role} worker is there"
+        return None
+
+    def can_spare(self, seat: Seat) -> bool:
+        """Whether another worker of its role takes requests."""
+        others = (other for other in self if other.role == seat.role and other is not seat)
+        return any(other.takes_new for other in others)

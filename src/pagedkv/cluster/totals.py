@@ -12,7 +12,8 @@ from pagedkv.engine.status import ClusterStatus, CoreStatus, TenantLoad
 from pagedkv.errors import ConfigError
 from pagedkv.scheduling.counters import Attainment, EngineCounters, TenantCounters
 
-_THE_SAME = ("model", "config", "block_size")
+# Facts in which workers may differ, or that are looked at one by one.
+_OWN = frozenset({"num_blocks", "sequence_blocks", "report", "folder", "config"})
 
 
 def total_facts(workers: dict[str, Facts]) -> Facts:
@@ -20,15 +21,10 @@ def total_facts(workers: dict[str, Facts]) -> Facts:
 
     A request must fit any of them; as many may wait as in all together.
     """
-    names, facts = list(workers), list(workers.values())
-    for name, one in workers.items():
-        for field in _THE_SAME:
-            have, first = getattr(one, field), getattr(facts[0], field)
-            if have != first:
-                raise ConfigError(
-                    f"workers {names[0]!r} and {name!r} differ in {field}: {first!r:.300} and "
-                    f"{have!r:.300}; give all the same model and settings"
-                )
+    first, *others = workers
+    for name in others:
+        check_alike(name, workers[name], first, workers[first])
+    facts = list(workers.values())
     config, count = facts[0].config, len(facts)
     waiting, tokens = config.max_num_waiting, config.max_waiting_tokens
     config = replace(
@@ -44,6 +40,18 @@ def total_facts(workers: dict[str, Facts]) -> Facts:
         facts[0].folder,
         tuple(f"{name}: {line}" for name, one in workers.items() for line in one.report),
     )
+
+
+def check_alike(name: str, facts: Facts, other: str, its: Facts) -> None:
+    """ConfigError: worker `name` does not serve what worker `other` does, or did."""
+    for ours, theirs in ((facts, its), (facts.config, its.config)):
+        for field in fields(ours):
+            have, want = getattr(ours, field.name), getattr(theirs, field.name)
+            if field.name not in _OWN and have != want:
+                raise ConfigError(
+                    f"worker {name!r} differs from worker {other!r}: {field.name} is {have!r:.80}, "
+                    f"not {want!r:.80}: give all the same model and settings"
+                )
 
 
 def total_status(

@@ -26,12 +26,13 @@ if TYPE_CHECKING:
     from pagedkv.cluster.objects import ObjectTransport, Parcel
     from pagedkv.cluster.reporter import Reporter
     from pagedkv.engine.core_loop import CoreLoop
-    from pagedkv.transfer.routing import Role
 
 # Requests on their way to a worker at once.
 _MOST_MOVES = 32
 # Seconds that frames may be late when later ones have come already.
 _LATE = 10.0
+# Asks a core something only to have the reporter look at it; the front end counts from 0.
+_NOBODY = -1
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -57,17 +58,16 @@ def host_id() -> str:
 class Worker:
     """Hosts a core.
 
-    role: "prefill", "decode" or "both". threads: to compute with; 0: as many as Ray grants. shared:
-    all workers are on this host, and K/V go between them through shared memory; else through Ray's
-    object store.
+    threads: to compute with; 0: as many as Ray grants. shared: all workers are on this host, and
+    K/V go between them through shared memory; else through Ray's object store.
     """
 
-    def __init__(self, name: str, role: Role, threads: int, shared: bool) -> None:
+    def __init__(self, name: str, threads: int, shared: bool) -> None:
         # Before torch is loaded: Ray grants each actor one.
         if threads:
             os.environ["OMP_NUM_THREADS"] = os.environ["PAGEDKV_NUM_THREADS"] = str(threads)
         logging.basicConfig(level=logging.WARNING, format=f"%(levelname)s:     {name}: %(message)s")
-        self._name, self._role, self._shared = name, role, shared
+        self._name, self._shared = name, shared
         self._boot = secrets.token_hex(8)
         self._core: CoreLoop | None = None
         self._reporter: Reporter | None = None
@@ -89,8 +89,8 @@ class Worker:
     ) -> Started:
         """Begins to load the model; Ready or Died is the first frame. Nothing the second time.
 
-        number: of this start, larger than that of the last. arguments: of
-        `engine.arguments.make_llm`. peers: the other workers' actors, by name.
+        number: larger than that of any start before, for the workers that it moves requests with.
+        arguments: of `engine.arguments.make_llm`. peers: the other workers' actors, by name.
         """
         if self._thread is None:
             self._peers = peers
@@ -146,8 +146,11 @@ class Worker:
 
     async def tell_all(self) -> None:
         """The router has missed something of the cache."""
-        if self._reporter is not None:
+        from pagedkv.engine.wire import Ask
+
+        if self._reporter is not None and self._core is not None:
             self._reporter.ask_for_picture()
+            self._core.send(Ask(_NOBODY, "look"))  # it may be idle
 
     def _run(
         self,
@@ -165,7 +168,7 @@ class Worker:
         from pagedkv.engine.open_moves import open_moves
         from pagedkv.engine.settle import settle
         from pagedkv.engine.watchdog import watching
-        from pagedkv.engine.wire import Died, FromCore, Ready, ToPeer, pack
+        from pagedkv.engine.wire import Answer, Died, FromCore, Ready, ToPeer, pack
 
         def post(frame: FromCore) -> None:
             loop.call_soon_threadsafe(self._put, pack(frame))
@@ -175,7 +178,7 @@ class Worker:
             core = llm.engine.core
             objects = None if self._shared else ObjectTransport()
             moves = open_moves(core, self._name, number, objects)
-            reporter = Reporter(self._name, self._role, host_id(), core, router, loop)
+            reporter = Reporter(self._name, host_id(), core, router, loop)
             facts = replace(
                 core_facts(core, str(llm.folder), llm.report.lines()),
                 kv_bytes_per_token=llm.report.bytes_per_token,
@@ -192,7 +195,8 @@ class Worker:
                 return
             if not isinstance(frame, Died):
                 reporter.look()
-            post(frame)
+            if not (isinstance(frame, Answer) and frame.id == _NOBODY):
+                post(frame)
 
         core_loop = CoreLoop(core, take, moves=moves)
         self._core, self._reporter, self._objects = core_loop, reporter, objects

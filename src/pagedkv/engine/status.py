@@ -20,18 +20,24 @@ class TenantLoad:
     waiting_tokens: int
 
 
+# "turning": its role has changed, and it gives away what it had; "draining": so the operator wants.
+WORKER_STATES = ("ready", "turning", "draining", "loading", "gone")
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """A worker of a cluster. state: "ready", "draining", "loading" or "gone".
+    """A worker of a cluster. state: one of `WORKER_STATES`.
 
-    restarts: of its process, since the start. requests: those that are its own now, whether they
-    run, wait, or are on their way to it; running, waiting, blocks: as of its last step.
+    restarts: of its process, since the start. flips: of its role. requests: those that are its own
+    now, whether they run, wait, or are on their way to it; running, waiting, blocks: as of its last
+    step.
     """
 
     name: str
     role: str
     state: str
     restarts: int
+    flips: int
     requests: int
     running: int
     waiting: int
@@ -43,13 +49,15 @@ class WorkerLoad:
 class ClusterStatus:
     """Workers behind one front end, and what has become of requests since the start.
 
-    moves_done, moves_failed: to another worker. resumed: whose worker had died.
+    moves_done, moves_failed: to another worker. resumed: whose worker had died. missing: what has
+    to come back before a new request can start; None: nothing.
     """
 
     workers: tuple[WorkerLoad, ...]
     moves_done: int = 0
     moves_failed: int = 0
     resumed: int = 0
+    missing: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

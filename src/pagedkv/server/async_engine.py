@@ -136,9 +136,13 @@ class AsyncEngine:
         """Requests whose end has not come."""
         return len(self._streams)
 
-    async def start(self) -> None:
-        """Waits for the core to have its model. EngineDeadError: it cannot."""
+    async def start(self, begun: Callable[[], None] = lambda: None) -> None:
+        """Waits for the core to have its model. begun: is called when it begins to load it.
+
+        EngineDeadError: it cannot. PagedKVError: there was nobody to load it.
+        """
         await self._link.start()
+        begun()
         match await self._link.receive():
             case Ready(facts):
                 await self._prepare(facts)

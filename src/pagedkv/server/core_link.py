@@ -36,7 +36,10 @@ class CoreLink(Protocol):
     """All of it is called from the thread of one event loop."""
 
     async def start(self) -> None:
-        """Makes the core; the first frame to be received is Ready, or Died: there is none."""
+        """Makes the core; the first frame to be received is Ready, or Died: there is none.
+
+        PagedKVError: not even that could begin.
+        """
         ...
 
     def send(self, message: ToCore) -> None:

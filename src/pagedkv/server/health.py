@@ -27,6 +27,9 @@ def router(engine: AsyncEngine, slow_step: float) -> APIRouter:
             return JSONResponse({"status": "dead", "reason": str(engine.dead)}, 503)
         if engine.draining:
             return JSONResponse({"status": "draining"}, 503)
+        cluster = None if engine.status is None else engine.status.cluster
+        if cluster is not None and cluster.missing is not None:
+            return JSONResponse({"status": "waiting", "reason": cluster.missing}, 503)
         silent = engine.silent_for()
         if silent > slow_step:
             reason = f"a step has been running for {silent:.1f} seconds"

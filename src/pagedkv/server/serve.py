@@ -67,8 +67,7 @@ async def _serve(settings: ServeSettings) -> int:
         link = _link(settings)
         stop = _Stop(link)
         engine = AsyncEngine(link, tokenizer_of, seed=settings.engine.seed)
-        _LOG.info("loading %s", settings.engine.model)
-        if not await _started(engine, stop):
+        if not await _started(engine, stop, settings.engine.model):
             return _SIGNALLED + stop.signal
         for line in engine.facts.report:
             _LOG.info("%s", line)
@@ -110,8 +109,9 @@ def _link(settings: ServeSettings) -> CoreLink:
         with extras():
             from pagedkv.cluster.actors import Plan
             from pagedkv.cluster.link import ClusterLink
-        address = settings.cluster.ray_address
-        return ClusterLink(Plan(roles, arguments, settings.server.watchdog_after, address))
+        cluster, slow_step = settings.cluster, settings.server.watchdog_after
+        plan = Plan(roles, arguments, slow_step, cluster.ray_address, cluster.flip_roles_after)
+        return ClusterLink(plan)
     if settings.server.engine_process:
         given = settings.server
         events = given.kv_events_endpoint and (given.kv_events_endpoint, given.kv_events_topic)
@@ -233,9 +233,10 @@ def _address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def _started(engine: AsyncEngine, stop: _Stop) -> bool:
+async def _started(engine: AsyncEngine, stop: _Stop, model: str) -> bool:
     """Waits for the model. False: a signal came first."""
-    starting = asyncio.create_task(engine.start())
+    begun = partial(_LOG.info, "loading %s", model)
+    starting = asyncio.create_task(engine.start(begun))
     await _first(starting, stop.wait())
     if not starting.done():
         starting.cancel()
@@ -244,9 +245,11 @@ async def _started(engine: AsyncEngine, stop: _Stop) -> bool:
         return False
     try:
         await starting
-    except EngineDeadError as dead:
+    except PagedKVError as error:
         await engine.close()
-        raise PagedKVError(dead.reason) from None
+        if isinstance(error, EngineDeadError):
+            raise PagedKVError(error.reason) from None
+        raise
     return True
 
 

@@ -286,6 +286,12 @@ class ClusterSettings(_Section):
         description="Ray cluster for the workers, such as 10.0.0.1:6379, or auto. none: Ray is "
         "started on this machine, for this server alone.",
     )
+    flip_roles_after: Maybe[Annotated[float, Field(gt=0, le=3600)]] = Field(
+        default=5.0,
+        description="Seconds that prefill or decode workers are too few, while the others could "
+        "spare one, before that one changes its role; then not again for twelve times as long. "
+        "none: roles stay.",
+    )
 
     def roles(self) -> dict[str, Role]:
         """The role of each worker, by its name; none without a cluster."""

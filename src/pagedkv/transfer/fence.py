@@ -17,16 +17,11 @@ class Owner(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """Ownership has moved: tell `new` to own, `old` to give up what it has of the request.
-
-    ended: samples that the front end ended itself (a stop string), which the new owner goes on
-    with: abort them there.
-    """
+    """Ownership has moved: tell `new` to own, `old` to give up what it has of the request."""
 
     request: str
     old: Owner
     new: Owner
-    ended: tuple[int, ...]
 
 
 class Disowned(NamedTuple):
@@ -63,8 +58,7 @@ class _Copy:
 class _Entry:
     owner: Owner | None
     tokens: list[list[int]]
-    reported: list[bool]  # the owner has reported the sample's end
-    ended: list[bool]  # so it has, or the front end has ended the sample itself
+    ended: list[bool]  # the owner has reported the sample's end
     next_epoch: int
     copies: dict[int, _Copy] = field(default_factory=dict)  # by epoch
 
@@ -75,9 +69,9 @@ class _Entry:
             return 1
         if any(len(mine) < count for mine, count in zip(self.tokens, counts, strict=True)):
             return -1
-        if any(mine and not his for mine, his in zip(self.reported, ended, strict=True)):
+        if any(mine and not his for mine, his in zip(self.ended, ended, strict=True)):
             return 1
-        return 0 if all(mine for mine, his in zip(self.reported, ended, strict=True) if his) else -1
+        return 0 if all(mine for mine, his in zip(self.ended, ended, strict=True) if his) else -1
 
 
 class Fence:
@@ -98,8 +92,8 @@ class Fence:
         """A new request goes to `worker`. ValueError: the id is open already."""
         if request in self._entries:
             raise ValueError(f"request {request!r} is open already: choose another id")
-        flags = [False] * samples
-        entry = _Entry(None, [[] for _ in range(samples)], flags, flags.copy(), 1)
+        tokens: list[list[int]] = [[] for _ in range(samples)]
+        entry = _Entry(None, tokens, [False] * samples, 1)
         self._entries[request] = entry
         self._give(request, entry, Owner(worker, 0))
         return MoveId(request, 0)
@@ -156,19 +150,12 @@ class Fence:
             return (), False, []
         mine = entry.tokens[sample]
         skip = 0 if first is None else len(mine) - first
-        if entry.reported[sample] or not 0 <= skip <= len(tokens):
+        if entry.ended[sample] or not 0 <= skip <= len(tokens):
             return (), False, []
-        wanted = not entry.ended[sample]  # the front end may have ended it
         new = tokens[skip:]
         mine += new
-        entry.reported[sample] = ended
-        entry.ended[sample] |= ended
-        verdicts = self._settle(move.request, entry) if entry.copies else []
-        return (new if wanted else ()), wanted and ended, verdicts
-
-    def end_sample(self, request: str, sample: int) -> None:
-        """The front end has ended a sample itself: nothing more of it is delivered."""
-        self._entries[request].ended[sample] = True
+        entry.ended[sample] = ended
+        return new, ended, self._settle(move.request, entry) if entry.copies else []
 
     def complete(
         self, move: MoveId, counts: tuple[int, ...], ended: tuple[bool, ...]
@@ -217,7 +204,7 @@ class Fence:
             return []
         owner, owners = entry.owner, [copy.owner for copy in entry.copies.values()]
         self._give(request, entry, None)
-        if owner is not None and not all(entry.reported):
+        if owner is not None and not all(entry.ended):
             owners.append(owner)
         return [Disowned(request, owner) for owner in owners]
 
@@ -247,9 +234,7 @@ class Fence:
                 continue
             old = entry.owner
             self._give(request, entry, copy.owner)
-            open_there = [i for i, his in enumerate(copy.ended) if not his]
-            ended = tuple(i for i in open_there if entry.ended[i])
-            verdicts.append(Raised(request, old, copy.owner, ended))
+            verdicts.append(Raised(request, old, copy.owner))
             # Other moves were from the old owner.
             verdicts += [Disowned(request, other.owner) for other in entry.copies.values()]
             entry.copies.clear()

@@ -19,6 +19,7 @@ import msgspec
 from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
+from pagedkv.engine.status import WorkerLoad
 from pagedkv.server.async_engine import AsyncEngine
 from pagedkv.server.authentication import operator_only
 from pagedkv.server.dashboard.history import History
@@ -106,6 +107,7 @@ def router(engine: AsyncEngine, model: str) -> APIRouter:
             "recent": history.recent(),
             "hits": history.hits(),
             "tenants": history.tenants(picture.values["tenants"]),
+            "workers": _workers(engine),
         }
         packs = "gzip" in request.headers.get("accept-encoding", "")
         return await asyncio.to_thread(_answer, values, packs)
@@ -120,6 +122,12 @@ def router(engine: AsyncEngine, model: str) -> APIRouter:
         return PlainTextResponse(words, headers=headers)
 
     return routes
+
+
+def _workers(engine: AsyncEngine) -> tuple[WorkerLoad, ...]:
+    """None where there is one engine alone."""
+    cluster = None if engine.status is None else engine.status.cluster
+    return () if cluster is None else cluster.workers
 
 
 def _number(text: str | None) -> int:

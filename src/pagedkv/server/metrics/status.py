@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from pagedkv.engine.status import ClusterStatus, CoreStatus
+from pagedkv.engine.status import WORKER_STATES, ClusterStatus, CoreStatus
 from pagedkv.scheduling.counters import EngineCounters, TenantCounters
 from pagedkv.scheduling.policies.fair import OUTPUT_WEIGHT, PROMPT_WEIGHT
 from pagedkv.scheduling.tally import OTHER_TENANTS
@@ -43,12 +43,11 @@ class StatusCollector(Collector):
 
 def _workers(cluster: ClusterStatus) -> Iterator[Metric]:
     workers = cluster.workers
-    states = ("ready", "draining", "loading", "gone")
     yield _gauge(
         "worker_state",
         "1 for the state that the worker is in, 0 for the others.",
         ("worker", "role", "state"),
-        [((w.name, w.role, state), w.state == state) for w in workers for state in states],
+        [((w.name, w.role, state), w.state == state) for w in workers for state in WORKER_STATES],
     )
     for name, text, numbers in (
         ("worker_requests", "Requests that are the worker's.", [w.requests for w in workers]),
@@ -64,6 +63,12 @@ def _workers(cluster: ClusterStatus) -> Iterator[Metric]:
         "Starts of the worker's process after the first.",
         ("worker",),
         [((w.name,), w.restarts) for w in workers],
+    )
+    yield _counter(
+        "worker_role_flips",
+        "Changes of the worker's role, because a side starved.",
+        ("worker",),
+        [((w.name,), w.flips) for w in workers],
     )
     yield _counter(
         "requests_moved",

@@ -4,7 +4,7 @@ import { TimeChart } from "./charts.js";
 import { Feed } from "./feed.js";
 import { ago, clientName, count, duration, element, numbers, percent, plural, setText, short, swatch } from "./format.js";
 import { COUNTS, NO_OWNER, PoolMap } from "./pool_map.js";
-import { Decisions, Hits, sequenceKey, Sequences, Tenants, Waiting } from "./tables.js";
+import { Decisions, Hits, sequenceKey, Sequences, Tenants, Waiting, Workers } from "./tables.js";
 
 const KEPT = 600; // seconds of history
 const LATE = 1.5; // seconds after which a picture is not of now
@@ -43,6 +43,7 @@ class Page {
     this.sequenceTable = new Sequences($("sequences"), (key) => this.light(key));
     this.waitingTable = new Waiting($("waiting"));
     this.tenantTable = new Tenants($("tenants"));
+    this.workerTable = new Workers($("workers"));
     this.hits = new Hits($("hits"));
     this.decisions = new Decisions($("decisions"), $("kinds"));
     this.charts = makeCharts($("charts"));
@@ -130,6 +131,8 @@ class Page {
     this.waitingTable.show(picture.waiting.requests, colourOf, now);
     setText($("waiting-summary"), summary(picture.waiting.count, "request"));
     this.tenantTable.show(data.tenants, colourOf);
+    $("cluster").hidden = data.workers.length === 0;
+    this.workerTable.show(data.workers);
     this.hits.show(data.hits);
     this.decisions.show(picture.decisions, now);
   }

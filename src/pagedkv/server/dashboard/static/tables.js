@@ -185,6 +185,34 @@ export class Tenants {
   }
 }
 
+// Of a cluster; an engine alone has none.
+export class Workers {
+  constructor(parent) {
+    this.table = new Table(
+      parent,
+      [["Worker", "name"], ["Role", ""], ["State", ""], ["Requests", "number"], ["Run / wait", "number"],
+        ["Blocks held", "number"], ["Restarts", "number"], ["Role changes", "number"]],
+      "",
+    );
+  }
+
+  show(workers) {
+    this.table.show(workers.map((row) => ({
+      key: row.name,
+      cells: [
+        row.name,
+        row.role === "both" ? "prefill, decode" : row.role,
+        tag(row.state),
+        count(row.requests),
+        `${count(row.running)} / ${count(row.waiting)}`,
+        `${count(row.blocks_held)} of ${count(row.blocks)}`,
+        count(row.restarts),
+        count(row.flips),
+      ],
+    })));
+  }
+}
+
 // Where the tokens of prompts were found when their requests first started.
 export class Hits {
   constructor(parent) {

@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 
 from pagedkv.cluster.router_actor import RouterActor
-from pagedkv.cluster.router_messages import Duty, Wish
+from pagedkv.cluster.router_messages import Duty, Wish, make_wish
+from pagedkv.scheduling.config import SchedulerConfig
+from pagedkv.scheduling.messages import Add
+from pagedkv.scheduling.params import SamplingParams
+from pagedkv.scheduling.tenants import Tenant
 from pagedkv.transfer.routing import Assign, FlipConfig, RouterConfig, SetRole, WorkerReport
 
 CONFIG = RouterConfig(4, 1)
@@ -83,3 +87,11 @@ def test_an_error_of_any_call_comes_to_whoever_waits_for_decisions() -> None:
         assert len(await actor.decide()) == 1
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(("policy", "turn"), [("fair", ("a", 2.0)), ("fcfs", (None, 1.0))])
+def test_a_wish_says_whose_turn_counts_where_the_policy_is_fair(policy, turn) -> None:
+    config = SchedulerConfig(4, 64, 128, policy=policy, tenants=(("a", Tenant(weight=2.0)),))
+    add = Add("r", (1, 2, 3), SamplingParams(max_tokens=4), arrival=0.0, seed=0, tenant="a")
+    got = make_wish(add, (), config, 0.0)
+    assert (got.tenant, got.weight) == turn

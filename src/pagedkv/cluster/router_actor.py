@@ -110,6 +110,8 @@ class RouterActor:
                 None if wish.slack is None else now + wish.slack,
                 wish.tpot,
                 wish.priority,
+                wish.tenant,
+                wish.weight,
             )
 
     def _take(self, events: Iterable[RouterEvent]) -> None:

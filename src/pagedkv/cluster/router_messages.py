@@ -38,6 +38,8 @@ class Wish(msgspec.Struct, frozen=True):
     slack: float | None = None
     tpot: float | None = None
     priority: int = 0
+    tenant: str | None = None
+    weight: float = 1.0
 
 
 def make_wish(add: Add, drawn: tuple[int, ...], config: SchedulerConfig, now: float) -> Wish:
@@ -48,6 +50,7 @@ def make_wish(add: Add, drawn: tuple[int, ...], config: SchedulerConfig, now: fl
     due = [add.arrival + add.ttft_slo] if add.ttft_slo is not None and not drawn else []
     due += [] if add.deadline is None else [add.deadline]
     public = public_length(add.prompt, config.public_prefixes)
+    tenant, weight = config.turn_of(add.tenant)
     return Wish(
         add.request_id,
         tokens.tobytes(),
@@ -57,4 +60,6 @@ def make_wish(add: Add, drawn: tuple[int, ...], config: SchedulerConfig, now: fl
         min(due) - now if due and config.overload == "reject" else None,
         None,
         add.priority,
+        tenant,
+        weight,
     )

@@ -92,7 +92,8 @@ def parts_of(steps: ModelSteps, rows: int, context: int, query: int) -> dict[str
     ids = torch.from_numpy(rng.integers(steps.model.config.vocab_size, size=tokens))
     tables = rng.permutation(spec.num_blocks)[: rows * -(-context // BLOCK)].astype(np.int32) + 1
     logits = torch.randn(rows, steps.model.config.vocab_size)
-    samples = [Sample(row, SamplingParams(temperature=0), row, context) for row in range(rows)]
+    greedy = SamplingParams(temperature=0)
+    samples = [Sample(row, greedy, row, context, best=True) for row in range(rows)]
     layers: dict[str, list[Part]] = {}
     for layer in weights.layers:
         for name, part in MATRICES.items():
@@ -106,7 +107,9 @@ def parts_of(steps: ModelSteps, rows: int, context: int, query: int) -> dict[str
         **{part: partial(call_all, calls) for part, calls in layers.items()},
         "write, attention": attention_step(steps.backend, tables.reshape(rows, -1), context, query),
         "head": partial(head, last),
-        "sampling": partial(draw_all, logits, range(rows), samples, best=logits.argmax(dim=1)),
+        "sampling": partial(
+            draw_all, logits, range(rows), samples, best=logits.argmax(dim=1), plain=True
+        ),
     }
 
 

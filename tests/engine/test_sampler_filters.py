@@ -101,21 +101,22 @@ def test_result_of_a_row_is_independent_of_the_batch_and_its_order() -> None:
         sample(2, key=6, temperature=0),
     ]
     together = draw_all(table, range(6), jobs)
-    backwards = draw_all(table, range(5, -1, -1), jobs[::-1])[::-1]
+    backwards = draw_all(table, range(5, -1, -1), jobs[::-1])
     for i, job in enumerate(jobs):
-        alone = draw_all(table[i : i + 1].clone(), [0], [job])[0]
-        for other in (together[i], backwards[i]):
-            assert alone.token == other.token
+        alone = draw_all(table[i : i + 1].clone(), [0], [job])
+        for other, at in ((together, i), (backwards, 5 - i)):
+            assert alone.tokens[0] == other.tokens[at]
+            scored, again = alone.logprobs[0], other.logprobs[at]
             if job.params.logprobs is not None:
-                assert alone.logprobs is not None and other.logprobs is not None
-                assert alone.logprobs.values.tobytes() == other.logprobs.values.tobytes()
+                assert scored is not None and again is not None
+                assert scored.values.tobytes() == again.values.tobytes()
 
 
 def test_several_samples_may_read_one_row() -> None:
     table = torch.from_numpy(np.stack([logits(0, 300), logits(1, 300)]))
-    first, second = draw_all(table, [1, 1], [sample(4, key=8), sample(4, key=9)])
-    assert first.token == draw(table[1].numpy(), sample(4, key=8)).token
-    assert second.token == draw(table[1].numpy(), sample(4, key=9)).token
+    first, second = draw_all(table, [1, 1], [sample(4, key=8), sample(4, key=9)]).tokens
+    assert first == draw(table[1].numpy(), sample(4, key=8)).token
+    assert second == draw(table[1].numpy(), sample(4, key=9)).token
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -124,21 +125,19 @@ def test_a_bad_row_is_its_own_error(bad: float) -> None:
     broken = np.full(V, -math.inf, np.float32) if bad == -math.inf else logits(1)
     broken[4] = bad
     table = torch.from_numpy(np.stack([good, broken]))
-    fine, failed, greedy = draw_all(
-        table, [0, 1, 1], [sample(3), sample(3), sample(3, temperature=0)]
-    )
-    assert fine.error is None and fine.token == draw(good, sample(3)).token
-    assert failed.error is not None and "finite" in failed.error
-    assert greedy.error is not None
+    greedy = sample(3, temperature=0)
+    drawn = draw_all(table, [0, 1, 1], [sample(3), sample(3), greedy])
+    assert drawn.tokens.tolist() == [draw(good, sample(3)).token]
+    assert list(drawn.errors) == [1, 2] and all("finite" in why for why in drawn.errors.values())
+    plain = draw_all(table, [1, 0], [greedy._replace(best=True)] * 2, plain=True)
+    assert plain.tokens.tolist() == [good.argmax()] and list(plain.errors) == [0]
 
 
 def test_everything_forbidden_is_the_rows_own_error() -> None:
     table = torch.from_numpy(np.stack([logits(0), logits(1)]))
-    none, fine = draw_all(
-        table, [0, 1], [sample(forbidden=tuple(range(V)), temperature=0), sample()]
-    )
-    assert none.error is not None and "forbidden" in none.error
-    assert fine.error is None
+    drawn = draw_all(table, [0, 1], [sample(forbidden=tuple(range(V)), temperature=0), sample()])
+    assert list(drawn.errors) == [0] and "forbidden" in drawn.errors[0]
+    assert drawn.tokens.tolist() == [draw(table[1].numpy(), sample()).token]
 
 
 def test_masked_logits_are_never_drawn() -> None:
@@ -150,7 +149,10 @@ def test_masked_logits_are_never_drawn() -> None:
 def test_greedy_takes_the_first_of_the_largest() -> None:
     row = np.zeros(V, np.float32)
     row[[4, 9]] = 3.0
-    assert draw_all(torch.from_numpy(row)[None], [0], [sample(temperature=0)])[0].token == 4
+    greedy = sample(temperature=0)
+    for job, plain in ((greedy, False), (greedy._replace(best=True), True)):
+        drawn = draw_all(torch.from_numpy(row)[None], [0], [job], plain=plain)
+        assert drawn.tokens.tolist() == [4]
     assert draw(row, sample(temperature=0, logprobs=1)).token == 4
 
 

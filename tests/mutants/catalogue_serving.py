@@ -19,8 +19,8 @@ MUTANTS = (
         "all samples of a group draw with one seed",
         ("groups",),
         "scheduling/batch.py",
-        "key=request.seed + output.index,",
-        "key=request.seed,",
+        "        request.seed + output.index,\n",
+        "        request.seed,\n",
         ("scheduling/test_solo_equality.py::test_sample_i_of_seed_s_is_sample_0_of_seed_s_plus_i",),
     ),
     Mutant(
@@ -30,6 +30,14 @@ MUTANTS = (
         "return len(self.members) == 1 or not self.request.started",
         "return True",
         (_SCHEDULING + "resume_group_is_preempted_and_resumed_as_one",),
+    ),
+    Mutant(
+        "a sample that got several tokens is taken to lack one",
+        ("isolation",),
+        "scheduling/results.py",
+        "            branch.decodes = False\n",
+        "            pass\n",
+        (_SCHEDULER + "several_tokens_of_a_decode_are_computed_next",),
     ),
     Mutant(
         "a long prompt takes the whole budget",

@@ -289,6 +289,7 @@ class Run:
             for branch in request.branches:
                 open_seqs.append(branch.seq)
                 assert branch.computed == manager.length(branch.seq)
+                assert branch.settles_to_decode or not branch.decodes
                 slots = manager.tables([branch.seq]).slots()[: branch.computed]
                 assert self.toy.written[slots].all()
                 assert self.toy.tokens[slots].tolist() == branch.tokens(0, branch.computed)

@@ -448,6 +448,19 @@ def test_a_result_of_several_tokens_a_sample_is_taken_up_to_its_end():
     assert query_lens(run) == [[2], [4], [1]]
 
 
+def test_several_tokens_of_a_decode_are_computed_next():
+    known = solo([1, 2], max_tokens=6)
+    lying = Lying(
+        1,
+        lambda r: changed(r, tokens=ints(*known[1:4]), indptr=ints(0, 3), logprobs=()),
+    )
+    run = Run(executor=lying)
+    run.add("a", [1, 2], max_tokens=6)
+    run.finish()
+    assert run.tokens["a", 0] == known
+    assert query_lens(run) == [[2], [1], [3], [1]]
+
+
 def test_row_error_wins_over_a_short_score_list():
     lying = Lying(0, lambda r: changed(r, prompt_logprobs=((),), errors={0: "bad row"}))
     run = Run(executor=lying, errors_ok=True)

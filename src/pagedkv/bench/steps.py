@@ -60,7 +60,7 @@ class ModelSteps:
         self._rows += rows
         tokens = rng.integers(self.model.config.vocab_size, size=rows * query, dtype=np.int32)
         positions = np.tile(np.arange(context - query, context, dtype=np.int32), rows)
-        samples = tuple(Sample(row, _GREEDY, row, context) for row in range(rows))
+        samples = tuple(Sample(row, _GREEDY, row, context, best=True) for row in range(rows))
         # The executor keeps tables: they are sent with the first step.
         changed, changed_tables = table_rows, tables
         none = np.zeros((0, 3), np.int32)

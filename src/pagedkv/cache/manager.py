@@ -201,7 +201,7 @@ class BlockManager:
         alone = self.pool.counts[keys % width] == mentions
         return np.bincount(keys[alone] // width, minlength=len(groups)).astype(np.int64)
 
-    def rows(self, seqs: Sequence[SeqId]) -> Int32:
+    def rows(self, seqs: Sequence[SeqId] | Int64) -> Int32:
         """Row of the block table that each sequence has for its whole life, int32 [n]."""
         rows: Int32 = self.table.find(seqs).astype(np.int32)
         return rows
@@ -275,7 +275,7 @@ class BlockManager:
         return self._open(read_query(tokens, namespace, public, extra))
 
     @watched
-    def reserve(self, seqs: Sequence[SeqId], counts: Sequence[int] | Int64) -> Reservation:
+    def reserve(self, seqs: Sequence[SeqId] | Int64, counts: Sequence[int] | Int64) -> Reservation:
         """Makes room for `counts[i]` more tokens of each sequence; the write rule decides where.
 
             [0, n)              committed
@@ -288,7 +288,7 @@ class BlockManager:
         return self._reserve(seqs, counts)
 
     @watched
-    def commit(self, seqs: Sequence[SeqId], tokens: Sequence[Tokens] | Int32) -> None:
+    def commit(self, seqs: Sequence[SeqId] | Int64, tokens: Sequence[Tokens] | Int32) -> None:
         """Ends reservations: `tokens[i]` (j <= k of them) are in place.
 
             [n, n + j)      committed
@@ -495,7 +495,7 @@ class BlockManager:
         row = open_row(self._state, query)
         return self.table.seq(row)
 
-    def _reserve(self, seqs: Sequence[SeqId], counts: Sequence[int] | Int64) -> Reservation:
+    def _reserve(self, seqs: Sequence[SeqId] | Int64, counts: Sequence[int] | Int64) -> Reservation:
         plan = self._plan(seqs, counts)
         plan.fit(self.pool.num_available)
         need = plan.demand
@@ -515,6 +515,6 @@ class BlockManager:
             raise ValueError(f"block {bad[0]} is not one of 1..{self.num_blocks}")
         return ids.astype(np.int32)
 
-    def _plan(self, seqs: Sequence[SeqId], counts: Sequence[int] | Int64) -> WritePlan:
+    def _plan(self, seqs: Sequence[SeqId] | Int64, counts: Sequence[int] | Int64) -> WritePlan:
         which = self.table.find(seqs)
         return plan_writes(self.pool, self.table, which, read_counts(self.table, which, counts))

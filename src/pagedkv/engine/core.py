@@ -246,9 +246,9 @@ class EngineCore:
         scheduler, manager = self.scheduler, self.scheduler.manager
         size, held = manager.block_size, manager.num_held_blocks
         ends = step.slots[np.cumsum(step.query_lens) - 1]
-        sharers = scheduler.sharers
-        reserved = sum(sharers.values()) * scheduler.config.max_model_len
-        if set(sharers.values()) == {1} and len(sharers) == len(ends) and not len(step.copies):
+        num_samples = scheduler.num_samples
+        reserved = num_samples * scheduler.config.max_model_len
+        if num_samples == scheduler.num_sequences == len(ends) and not len(step.copies):
             # Every sequence has a row, a block to itself at its end, and one sample.
             return _Use(
                 held,
@@ -261,7 +261,7 @@ class EngineCore:
         tails = dict(zip((ends // size).tolist(), (ends % size + 1).tolist(), strict=True))
         lengths = dict(zip(step.seqs.tolist(), step.context_lens.tolist(), strict=True))
         slots_unshared = blocks_unshared = 0
-        for seq, samples in sharers.items():
+        for seq, samples in scheduler.sharers.items():
             if seq not in lengths:
                 lengths[seq] = int(manager.tables([seq]).lengths[0])  # with what is being loaded
                 # Last blocks; a sequence that was opened on nothing, and has to wait, has none.

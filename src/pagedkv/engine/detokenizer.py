@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tokenizers import Tokenizer, decoders
 
@@ -88,15 +88,29 @@ def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
     return text.encode()
 
 
-class _Pieces(dict[int, bytes]):
-    """The bytes of each token of a byte-level tokenizer, looked up in it the first time only."""
+class _Piece(NamedTuple):
+    """What a token stands for; `text` is None where the bytes are no whole characters."""
+
+    data: bytes
+    text: str | None
+
+    @classmethod
+    def of(cls, data: bytes) -> _Piece:
+        try:
+            return cls(data, data.decode())
+        except UnicodeDecodeError:
+            return cls(data, None)
+
+
+class _Pieces(dict[int, _Piece]):
+    """The pieces of a byte-level tokenizer's tokens, looked up in it the first time only."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
         self._tokenizer = tokenizer
 
-    def __missing__(self, token: int) -> bytes:
-        piece = self[token] = _byte_level_bytes(self._tokenizer, token)
+    def __missing__(self, token: int) -> _Piece:
+        piece = self[token] = _Piece.of(_byte_level_bytes(self._tokenizer, token))
         return piece
 
 
@@ -107,14 +121,20 @@ class ByteLevelDetokenizer:
     the tokenizer's own decoding.
     """
 
-    def __init__(self, pieces: Mapping[int, bytes], skipped: frozenset[int]) -> None:
+    def __init__(self, pieces: Mapping[int, _Piece], skipped: frozenset[int]) -> None:
         self._pieces, self._skipped = pieces, skipped
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._open = False  # whether the decoder holds the beginning of a character
 
     def push(self, token: int) -> str:
         if token in self._skipped:
             return ""
-        return self._utf8.decode(self._pieces[token])
+        data, text = self._pieces[token]
+        if text is not None and not self._open:
+            return text
+        text = self._utf8.decode(data)
+        self._open = self._utf8.getstate()[0] != b""
+        return text
 
     def finish(self) -> str:
         return self._utf8.decode(b"", final=True)

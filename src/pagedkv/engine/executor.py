@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +17,7 @@ from pagedkv.models.fingerprint import model_digest
 from pagedkv.scheduling.step import (
     Float32,
     Int32,
+    Int64,
     PromptScore,
     Result,
     Step,
@@ -96,28 +96,30 @@ class ModelExecutor:
             torch.from_numpy(step.positions),
             self._backend,
             plan,
-            torch.from_numpy(np.array(wanted.tokens, np.int64)),
+            torch.from_numpy(wanted.tokens),
             self._room(rows),
             self._best,
         )
         sampling = time.perf_counter()
-        draws = draw_all(logits, wanted.drawn, step.samples, self._grammars, self._best)
+        draws = draw_all(
+            logits, wanted.drawn, step.samples, self._grammars, self._best, wanted.plain
+        )
         scores = tuple(
             _score_prompt(score, logits, first)
             for score, first in zip(step.prompt_scores, wanted.scored, strict=True)
         )
         end = time.perf_counter()
-        failed = {i: draw.error for i, draw in enumerate(draws) if draw.error is not None}
-        drawn = [draw for draw in draws if draw.error is None] if failed else draws
-        bounds = np.arange(len(draws) + 1, dtype=np.int32)
+        bounds = np.arange(len(step.samples) + 1, dtype=np.int32)
+        if draws.errors:
+            bounds -= np.searchsorted(list(draws.errors), bounds).astype(np.int32)
         return Result(
-            tokens=np.array([draw.token for draw in drawn], np.int32),
-            indptr=bounds - np.searchsorted(list(failed), bounds).astype(np.int32),
-            parents=np.array([sample.row for sample in step.samples], np.int32),
-            logprobs=tuple([draw.logprobs for draw in drawn]),
+            tokens=draws.tokens,
+            indptr=bounds,
+            parents=wanted.rows,
+            logprobs=draws.logprobs,
             prompt_logprobs=scores,
-            complete=tuple([i for i, draw in enumerate(draws) if draw.complete]),
-            errors={step.samples[i].row: why for i, why in failed.items()},
+            complete=draws.complete,
+            errors={step.samples[i].row: why for i, why in draws.errors.items()},
             duration=end - start,
             shared_spans=plan.num_shared_spans,
             transfers=transfers,
@@ -157,24 +159,30 @@ class BackendPayloads:
 class _Wanted(NamedTuple):
     """Tokens of a step whose logits are sampled or scored, and where among them each stands."""
 
-    tokens: list[int]  # indices into the step's tokens, ascending
-    drawn: list[int]  # place in `tokens` of each sample's last token
+    rows: Int32  # of each sample
+    tokens: Int64  # indices into the step's tokens, ascending
+    drawn: Int64  # place in `tokens` of each sample's last token
     scored: list[int]  # and of the first token of each prompt score
+    plain: bool  # whether every sample takes the best token
 
     @classmethod
     def of(cls, step: Step) -> _Wanted:
-        bounds = [0, *step.query_lens.cumsum().tolist()]
-        drawn = [bounds[sample.row + 1] - 1 for sample in step.samples]
-        firsts = [bounds[score.row] for score in step.prompt_scores]
+        rows = np.array([sample.row for sample in step.samples], np.int32)
+        ends = step.query_lens.cumsum(dtype=np.int64)
+        lasts = ends[rows]
+        lasts -= 1
+        plain = all(sample.best for sample in step.samples)
+        each = np.arange(len(step.seqs))
+        if not step.prompt_scores and np.array_equal(rows, each):
+            return cls(rows, lasts, each, [], plain)
+        starts = (ends - step.query_lens)[[score.row for score in step.prompt_scores]]
         scored = [
-            range(first, first + len(score.targets))
-            for first, score in zip(firsts, step.prompt_scores, strict=True)
+            np.arange(start, start + len(score.targets))
+            for start, score in zip(starts.tolist(), step.prompt_scores, strict=True)
         ]
-        tokens = sorted({*drawn, *chain.from_iterable(scored)})
-        places = {token: place for place, token in enumerate(tokens)}
-        return cls(
-            tokens, [places[token] for token in drawn], [places.get(first, 0) for first in firsts]
-        )
+        tokens = np.unique(np.concatenate([lasts, *scored]))
+        drawn = np.searchsorted(tokens, lasts)
+        return cls(rows, tokens, drawn, np.searchsorted(tokens, starts).tolist(), plain)
 
 
 def _score_prompt(score: PromptScore, logits: torch.Tensor, first: int) -> tuple[Scored, ...]:

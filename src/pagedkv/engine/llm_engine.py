@@ -197,6 +197,8 @@ class LLMEngine:
             self._advance()
         outputs, self._undelivered = self._undelivered, []
         newest = {output.request_id: output for output in outputs}
+        if len(newest) == len(outputs):
+            return outputs
         return [o for o in outputs if o.finished or newest[o.request_id] is o]
 
     def put_back(self, outputs: list[RequestOutput]) -> None:

@@ -178,9 +178,10 @@ class _Request:
 
     def take(self, delta: Delta, now: float, tokenizer: Tokenizer | None) -> None:
         """A delta of a sample that has not ended."""
-        if delta.token_ids and self.first_token_time is None:
+        if self.first_token_time is None and delta.token_ids:
             self.first_token_time = now
-        self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
+        if delta.num_cached_tokens > self.num_cached_tokens:
+            self.num_cached_tokens = delta.num_cached_tokens
         self.admitted_time = delta.admitted_at
         if delta.prompt_logprobs:
             self.prompt_scores += [_alternatives(s, tokenizer) for s in delta.prompt_logprobs]
@@ -188,8 +189,8 @@ class _Request:
         sample.take(delta)
         if sample.finish_reason is not None:
             self.num_open -= 1
-        if self.complete:
-            self.finished_time = now
+            if self.complete:
+                self.finished_time = now
 
     def output(self) -> RequestOutput:
         scores = None
@@ -233,8 +234,9 @@ class _Sample:
 
     def take(self, delta: Delta) -> None:
         """The delta's tokens, up to the one that completes a stop string."""
-        self._error, self._score = delta.error, delta.score
-        self._error_type = delta.error_type
+        if delta.finish_reason is not None:
+            self._error, self._score = delta.error, delta.score
+            self._error_type = delta.error_type
         last = len(delta.token_ids) - 1
         for i, token in enumerate(delta.token_ids):
             self._tokens.append(token)

@@ -23,7 +23,7 @@ from pagedkv.engine.filters import Float64, choose
 from pagedkv.engine.grammar import Bool, Grammars
 from pagedkv.errors import GrammarError
 from pagedkv.scheduling.params import SamplingParams
-from pagedkv.scheduling.step import Float32, Int32, Sample, TokenLogprobs
+from pagedkv.scheduling.step import Float32, Int32, Int64, Sample, TokenLogprobs
 
 _KEY_MASK = 2**64 - 1
 
@@ -40,6 +40,29 @@ class Draw(NamedTuple):
     complete: bool = False
 
 
+class Draws(NamedTuple):
+    """The outcome of m samples.
+
+    errors: by index, ascending, why a sample has no token; tokens and logprobs are of the others.
+    complete: indices, ascending, of those whose form allows nothing after the token.
+    """
+
+    tokens: Int32
+    logprobs: tuple[TokenLogprobs | None, ...]
+    errors: dict[int, str]
+    complete: tuple[int, ...]
+
+    @classmethod
+    def of(cls, draws: Sequence[Draw]) -> Draws:
+        drawn = [draw for draw in draws if draw.error is None]
+        return cls(
+            np.array([draw.token for draw in drawn], np.int32),
+            tuple([draw.logprobs for draw in drawn]),
+            {i: draw.error for i, draw in enumerate(draws) if draw.error is not None},
+            tuple([i for i, draw in enumerate(draws) if draw.complete]),
+        )
+
+
 def uniform(key: int, position: int) -> float:
     """The random number in [0, 1) that belongs to (key, position): Philox 4x64-10, first word.
 
@@ -51,38 +74,43 @@ def uniform(key: int, position: int) -> float:
 
 def draw_all(
     logits: torch.Tensor,
-    rows: Sequence[int],
+    rows: Sequence[int] | Int64,
     samples: Sequence[Sample],
     grammars: Grammars | None = None,
     best: torch.Tensor | None = None,
-) -> list[Draw]:
+    plain: bool = False,
+) -> Draws:
     """Draws one token for each sample. `samples[i]` reads `logits[rows[i]]` (float32 [r, V]).
 
     A row without a finite maximum, or with every token forbidden, is an error of its samples only;
     so is what goes wrong with a sample's grammar. grammars: of the model; None: it has none.
     best: int64 [>= r], as `Decoder.forward` fills it; None: it is looked for.
+    plain: whether all samples are `best` ones: they are not looked at one by one then.
     """
     if not samples:
-        return []
+        return Draws.of([])
     if grammars is not None:
         grammars.begin()
-    host = logits.cpu().numpy()
+    host, which = logits.cpu().numpy(), np.asarray(rows)
     # The first of the largest logits; NaN, if there is one, counts as the largest.
-    first = [host[row].argmax() for row in rows] if best is None else best.cpu().numpy()[rows]
-    largest = host[rows, first]
-    each = zip(rows, samples, np.array(first).tolist(), np.isfinite(largest).tolist(), strict=True)
+    first = host[which].argmax(axis=1) if best is None else best.cpu().numpy()[which]
+    largest = host[which, first]
+    finites = np.isfinite(largest)
+    if plain and finites.all():
+        return Draws(first.astype(np.int32), (None,) * len(samples), {}, ())
+    each = zip(which.tolist(), samples, first.tolist(), finites.tolist(), strict=True)
     draws = []
     for i, (row, sample, token, finite) in enumerate(each):
         if not finite:
             why = f"the model gave no finite logits (largest: {largest[i]})"
             draws.append(Draw(error=why))
-        elif _is_plain_greedy(sample):
+        elif sample.best:
             draws.append(Draw(token))
         elif sample.params.structured_outputs is not None:
             draws.append(_draw_constrained(host[row], sample, grammars))
         else:
             draws.append(draw(host[row], sample))
-    return draws
+    return Draws.of(draws)
 
 
 def _draw_constrained(logits: Float32, sample: Sample, grammars: Grammars | None) -> Draw:
@@ -137,10 +165,6 @@ def score_token(logprobs: Float32, token: int, top: int) -> TokenLogprobs:
         ids = np.concatenate([ids, candidates[order].astype(np.int32)])
     rank = 1 + int(np.count_nonzero(logprobs > logprobs[token]))
     return TokenLogprobs(ids, logprobs[ids], rank)
-
-
-def _is_plain_greedy(sample: Sample) -> bool:
-    return sample.params.greedy and sample.params.logprobs is None and _is_plain(sample)
 
 
 def _is_plain(sample: Sample) -> bool:

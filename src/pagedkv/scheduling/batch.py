@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
 from pagedkv.cache import BlockManager, Reservation
 from pagedkv.scheduling.ending import ending_tokens
 from pagedkv.scheduling.request import Branch, Output, Request
-from pagedkv.scheduling.step import PromptScore, Sample, Step, Transfer
+from pagedkv.scheduling.step import Int64, PromptScore, Sample, Step, Transfer
 from pagedkv.scheduling.turns import Turns
 
 
@@ -37,11 +36,13 @@ class Row:
     def draws(self) -> list[Output]:
         """The samples that draw a token from this row."""
         branch = self.branch
+        if branch.decodes:
+            return branch.members
         ends = self.start + self.count == branch.known
         if not ends or not branch.draws:
             return []
         # Beams all start from the same draw.
-        return branch.members[:1] if branch.request.search else list(branch.members)
+        return branch.members[:1] if branch.request.search else branch.members
 
     @property
     def scores(self) -> bool:
@@ -54,13 +55,14 @@ class Row:
 class Batch:
     """The rows of the step in flight, and what was asked of them, in the order of the Step.
 
-    `stamp` is the block manager's at the time of the plan: the tables the executor has once the
-    step is done.
+    `drawing` and `draws` have an entry for each sample: its row, and who gets the token. `stamp` is
+    the block manager's at the time of the plan: the tables the executor has once the step is done.
     """
 
     step: Step
     rows: list[Row]
-    draws: list[list[Output]]  # of each row
+    drawing: list[Row]
+    draws: list[Output]
     scored: list[Row]
     stamp: int
 
@@ -121,59 +123,72 @@ def make_batch(
     manager: BlockManager,
     index: int,
     rows: list[Row],
+    seqs: Int64,
     reservation: Reservation,
     since: int,
     eos: tuple[int, ...],
     stores: tuple[Transfer, ...] = (),
     loads: tuple[Transfer, ...] = (),
 ) -> Batch:
-    """Lays the Step out. reservation: of the rows first, then of what is loaded."""
-    seqs = [row.branch.seq for row in rows]
+    """Lays the Step out.
+
+    seqs: [n], of the rows. reservation: of the rows first, then of what is loaded.
+    """
     counts = np.array([row.count for row in rows], np.int32)
     starts = np.array([row.start for row in rows], np.int32)
     total = int(counts.sum())
     firsts = counts.cumsum() - counts
     changed = manager.changed_rows(since)
-    draws = [row.draws for row in rows]
-    scoring = [i for i, row in enumerate(rows) if row.scores]
-    tokens = chain.from_iterable(
-        row.branch.tokens(row.start, row.start + row.count) for row in rows
-    )
+    scoring: list[int] = []
+    tokens: list[int] = []
+    samples: list[Sample] = []
+    drawing: list[Row] = []
+    draws: list[Output] = []
+    for i, row in enumerate(rows):
+        branch = row.branch
+        if branch.decodes:
+            tokens.append(branch.members[0].tokens[-1])
+        else:
+            tokens += branch.tokens(row.start, row.start + row.count)
+            if row.scores:
+                scoring.append(i)
+        for output in row.draws:
+            samples.append(_sample(i, branch.request, output, eos))
+            drawing.append(row)
+            draws.append(output)
     step = Step(
         index=index,
-        seqs=np.array(seqs, np.int64),
+        seqs=seqs,
         table_rows=manager.rows(seqs),
         query_lens=counts,
         context_lens=starts + counts,
-        tokens=np.fromiter(tokens, np.int32, total),
+        tokens=np.array(tokens, np.int32),
         positions=np.arange(total, dtype=np.int32) + np.repeat(starts - firsts, counts),
         slots=reservation.slots[:total],
         copies=reservation.copies,
         changed_rows=changed,
         changed_tables=manager.padded_rows(changed),
-        samples=tuple(
-            _sample(i, row.branch, output, eos) for i, row in enumerate(rows) for output in draws[i]
-        ),
+        samples=tuple(samples),
         prompt_scores=tuple(_prompt_score(i, rows[i]) for i in scoring),
         stores=stores,
         loads=loads,
     )
-    return Batch(step, rows, draws, [rows[i] for i in scoring], manager.stamp())
+    return Batch(step, rows, drawing, draws, [rows[i] for i in scoring], manager.stamp())
 
 
-def _sample(row: int, branch: Branch, output: Output, eos: tuple[int, ...]) -> Sample:
-    request = branch.request
+def _sample(row: int, request: Request, output: Output, eos: tuple[int, ...]) -> Sample:
     params = request.params
-    forbidden: tuple[int, ...] = ()
-    if len(output.tokens) < params.min_tokens:
-        forbidden = ending_tokens(request, eos)
     sample = Sample(
         row,
         params,
-        key=request.seed + output.index,
-        position=request.prompt_length + len(output.tokens),
-        forbidden=forbidden,
+        request.seed + output.index,
+        request.prompt_length + len(output.tokens),
+        request.takes_best,
     )
+    if not request.looks_back:
+        return sample
+    if len(output.tokens) < params.min_tokens:
+        sample = sample._replace(forbidden=ending_tokens(request, eos))
     penalised = params.has_penalties
     if penalised or params.structured_outputs is not None:
         sample = sample._replace(output=np.array(output.tokens, np.int32))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pagedkv.scheduling.config import SchedulerConfig
-from pagedkv.scheduling.request import Output, Request
+from pagedkv.scheduling.messages import Add
+from pagedkv.scheduling.request import Bounds, Output, Request
 
 
 class Ending(NamedTuple):
@@ -17,6 +18,16 @@ class Ending(NamedTuple):
 
 
 GOES_ON = Ending()
+
+
+def bounds_of(add: Add, config: SchedulerConfig, capacity: int) -> Bounds:
+    """What `find_ending` has to be asked for. `capacity`: tokens the pool holds of a sequence."""
+    params = add.params
+    eos = () if params.ignore_eos else config.eos_token_ids
+    most = min(config.max_model_len, capacity + 1) - len(add.prompt)
+    if params.max_tokens is not None:
+        most = min(most, params.max_tokens)
+    return Bounds(frozenset((*eos, *params.stop_token_ids)), most)
 
 
 def ending_tokens(request: Request, eos: tuple[int, ...]) -> tuple[int, ...]:

@@ -108,7 +108,7 @@ class Planner:
     def _fits(self, rows: list[Row]) -> bool:
         # No row takes more than its full blocks, the ends of the first and last, and a copy.
         manager, size = self.manager, self.manager.block_size
-        enough = sum(row.count // size + 3 for row in rows)
+        enough = sum([row.count for row in rows]) // size + 3 * len(rows)
         if enough <= manager.num_free_blocks + manager.num_cached_blocks:
             return True
         return manager.can_reserve([r.branch.seq for r in rows], [r.count for r in rows])

@@ -58,27 +58,30 @@ def take_tokens(
 
     complete: nothing may follow the last of them.
     """
-    end, completed = GOES_ON, False
+    end, completed, (ends, length) = GOES_ON, False, request.bounds
     for count, token in enumerate(tokens, 1):
         output.tokens.append(token)
-        end = find_ending(request, output, config, capacity)
+        if token in ends or len(output.tokens) >= length:
+            end = find_ending(request, output, config, capacity)
         if complete and count == len(tokens) and end.finish_reason != "stop":
             end, completed = Ending("stop"), True
         if end.finish_reason is not None:
+            output.finish_reason = end.finish_reason
             tokens, logprobs = tokens[:count], logprobs[:count]
             break
-    output.finish_reason = end.finish_reason
     return Delta(
         request.id,
         output.index,
         tuple(tokens),
         logprobs,
-        finish_reason=end.finish_reason,
-        stop_reason=end.stop_reason,
-        error=end.error,
-        num_cached_tokens=request.num_cached_tokens,
-        admitted_at=request.admitted_at,
-        complete=completed,
+        (),
+        end.finish_reason,
+        end.stop_reason,
+        end.error,
+        None,
+        request.num_cached_tokens,
+        request.admitted_at,
+        completed,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,19 @@ from pagedkv.scheduling.messages import Add
 from pagedkv.scheduling.namespaces import namespace_bytes
 from pagedkv.scheduling.step import Int32
 from pagedkv.tiers.names import BlockName
+
+
+class Bounds(NamedTuple):
+    """What may end a sample of a request: one of `tokens`, or that it has `length` tokens.
+
+    Any other token ends it under no condition; these are looked at more closely.
+    """
+
+    tokens: frozenset[int]
+    length: int
+
+
+NO_BOUNDS = Bounds(frozenset(), 0)  # every token is looked at
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +62,8 @@ class Branch:
     below: [start, stop) of blocks that a lower tier has, in order; they are loaded when the branch
     gets there. unstored: full blocks, by place, that were not worth storing below. loading: tokens
     that a load is about to bring behind `computed`; nothing else is planned until it ends.
+    decodes: it is known to lack one token, with which its lone sample draws the next; see
+    `settles_to_decode`. Then the hot path asks nothing else.
     """
 
     request: Request
@@ -60,6 +76,7 @@ class Branch:
     below: list[tuple[int, int]] = field(default_factory=list)
     unstored: list[int] = field(default_factory=list)
     loading: int = 0
+    decodes: bool = False
 
     def __post_init__(self) -> None:
         self.carry(self.members)
@@ -89,6 +106,8 @@ class Branch:
         """
         if self.loading or self.request.parked:
             return 0
+        if self.decodes:
+            return 1
         waits = len(self.members) == 1 and self.request.is_gathering
         end = self.known - waits
         if self.below:
@@ -102,6 +121,24 @@ class Branch:
         Not for the common part of a group that is resumed: its members know their next tokens.
         """
         return len(self.members) == 1 or not self.request.started
+
+    @property
+    def settles_to_decode(self) -> bool:
+        """Whether from now on each step computes one token and draws one, until the sample ends.
+
+        All else has been done: the prompt is computed and reported, and what was there before a
+        preemption; there is nothing to load, to fork, or to compare with other beams.
+        """
+        request = self.request
+        return (
+            request.started
+            and len(self.members) == len(request.branches) == 1
+            and request.search is None
+            and not request.scores_prompt
+            and not self.below
+            and not self.loading
+            and self.known - self.computed == 1
+        )
 
     def parts(self) -> list[list[Output]]:
         """The members as they go on after the fork: samples alone, beams by their next token."""
@@ -128,16 +165,69 @@ class Request:
     A group (n > 1) is admitted, preempted and resumed as one, along its fork tree: the prompt on
     one branch, then a branch for each sample, which replays the sample's own tokens. Beams fork
     wherever they part. search: of a request for beams; its outputs are the beams, best first.
-    public: leading tokens of the prompt whose blocks all tenants share.
+    public: leading tokens of the prompt whose blocks all tenants share. bounds: see `bounds_of`.
+    looks_back: whether what may be drawn next depends on what was drawn. takes_best: whether that
+    is the most likely token always, and nothing is told of it.
     """
 
+    # Without a dict: it has so many attributes that each would be searched for in one of its own.
+    __slots__ = (
+        "account",
+        "add",
+        "admitted",
+        "admitted_at",
+        "arrival",
+        "blocks_peak",
+        "bounds",
+        "branches",
+        "deadline",
+        "demoted",
+        "first_token_at",
+        "first_token_end",
+        "held_tokens",
+        "id",
+        "last_token_end",
+        "looks_back",
+        "namespace",
+        "num_cached_tokens",
+        "num_passings",
+        "num_preemptions",
+        "num_prefilled",
+        "num_scored",
+        "order",
+        "outputs",
+        "params",
+        "parked",
+        "priority",
+        "prompt",
+        "prompt_length",
+        "public",
+        "recomputed_tokens",
+        "resumed",
+        "search",
+        "seed",
+        "started",
+        "swapped",
+        "swapped_blocks",
+        "takes_best",
+        "tenant",
+        "tpot_slo",
+        "ttft_slo",
+    )
+
     def __init__(
-        self, add: Add, order: int, search: BeamSearch | None = None, public: int = 0
+        self,
+        add: Add,
+        order: int,
+        search: BeamSearch | None = None,
+        public: int = 0,
+        bounds: Bounds = NO_BOUNDS,
     ) -> None:
         self.id = add.request_id
         self.add = replace(add, prompt=())  # the prompt is kept once, as an array
         self.params = add.params if search is None else search.draws
         self.search = search
+        self.bounds = bounds
         self.seed = add.seed
         # Ints are as large as they like: sums and products of them may be too large for a float.
         self.arrival = float(add.arrival)
@@ -155,6 +245,17 @@ class Request:
         self.prompt: Int32 = np.array(add.prompt, np.int32)
         self.prompt_length = len(self.prompt)
         self.outputs = [Output(i) for i in range(add.params.n)]
+        # What its samples are asked of at every token.
+        params = self.params
+        self.looks_back = (
+            params.min_tokens > 0 or params.has_penalties or params.structured_outputs is not None
+        )
+        self.takes_best = (
+            params.greedy
+            and params.logprobs is None
+            and not params.logit_bias
+            and not self.looks_back
+        )
         self.branches: list[Branch] = []
         self.admitted = False  # ever
         self.admitted_at: float | None = None  # seconds, the first time

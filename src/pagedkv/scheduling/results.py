@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
+from pagedkv.cache import BlockManager
 from pagedkv.scheduling.batch import Batch, Row
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Delta
 from pagedkv.scheduling.report import conclude_search, extend_search, take_scores, take_tokens
 from pagedkv.scheduling.request import Branch
 from pagedkv.scheduling.roster import Roster
-from pagedkv.scheduling.step import Int32, Result, TokenLogprobs
+from pagedkv.scheduling.step import Result, TokenLogprobs
 from pagedkv.scheduling.usage import note_merging, recomputed_tokens
 
 
@@ -32,14 +31,18 @@ def take_result(
     """
     deltas = _end_failed_rows(roster, flight, result)
     rows = [row for row in flight.rows if row.branch.open]
-    note_merging(roster.manager, rows)
-    roster.manager.commit([row.branch.seq for row in rows], _tokens(flight, rows))
+    note_merging(roster.manager, [row for row in rows if not row.branch.decodes])
+    _commit(roster.manager, flight, rows)
     for row in rows:
-        if row.branch.request.comes_back:
+        branch = row.branch
+        if branch.decodes:
+            branch.computed += 1
+            continue
+        if branch.request.comes_back:
             again = recomputed_tokens(row)
-            row.branch.request.recomputed_tokens += again
+            branch.request.recomputed_tokens += again
             roster.tally.recomputed_tokens += again
-        row.branch.compute(row.count)
+        branch.compute(row.count)
     if roster.tiering is not None:
         roster.tiering.take(result)
         roster.tiering.note_filled(rows)
@@ -47,16 +50,20 @@ def take_result(
         deltas += take_scores(row.branch.request, row.start, scores)
     deltas += _take_draws(roster, flight, result, config, capacity, end)
     for row in rows:
-        _settle(roster, row.branch, now, end)
+        branch = row.branch
+        if not branch.decodes or branch.members[0].finish_reason is not None:
+            _settle(roster, branch, now, end)
     return deltas
 
 
-def _tokens(flight: Batch, rows: list[Row]) -> Sequence[list[int]] | Int32:
-    """What these rows of the step have computed."""
+def _commit(manager: BlockManager, flight: Batch, rows: list[Row]) -> None:
+    """Tells the block manager what these rows of the step have computed."""
     step = flight.step
     if len(rows) == len(flight.rows) == step.num_tokens:  # all of them decode
-        return step.tokens[:, None]
-    return [row.branch.tokens(row.start, row.start + row.count) for row in rows]
+        manager.commit(step.seqs, step.tokens[:, None])
+    else:
+        tokens = [row.branch.tokens(row.start, row.start + row.count) for row in rows]
+        manager.commit([row.branch.seq for row in rows], tokens)
 
 
 def _end_failed_rows(roster: Roster, flight: Batch, result: Result) -> list[Delta]:
@@ -84,24 +91,21 @@ def _take_draws(
     """What each sample of the step has brought."""
     deltas: list[Delta] = []
     beams: dict[int, list[tuple[Branch, TokenLogprobs]]] = {}  # by Request.order
-    drawn = [
-        (row.branch, o)
-        for row, outputs in zip(flight.rows, flight.draws, strict=True)
-        for o in outputs
-    ]
     bounds, tokens = result.indptr.tolist(), result.tokens.tolist()
-    complete = set(result.complete)
-    for i, (branch, output) in enumerate(drawn):
+    for i, (row, output) in enumerate(zip(flight.drawing, flight.draws, strict=True)):
+        branch = row.branch
         request = branch.request
-        if not output.live:
+        if output.finish_reason is not None:
             continue
         first, last = bounds[i], bounds[i + 1]
+        if last - first != 1:
+            branch.decodes = False
         roster.policy.drew(request, last - first)
         request.account.generation_tokens += last - first
         request.last_token_end = end
         if request.search is None:
             new, scores = tokens[first:last], result.logprobs[first:last]
-            whole = i in complete
+            whole = i in result.complete
             delta = take_tokens(request, output, new, scores, config, capacity, whole)
             deltas += [delta] if output.live else roster.seal(request, [delta])
         elif (scored := result.logprobs[first]) is not None:
@@ -113,9 +117,7 @@ def _take_draws(
 
 def _settle(roster: Roster, branch: Branch, now: float, end: float) -> None:
     """After a step: drops ended samples, and forks where the samples part."""
-    request, members = branch.request, branch.members
-    if request.started and len(members) == len(request.branches) == 1 and members[0].live:
-        return  # a sample that goes on alone, as nearly all do
+    request = branch.request
     if not request.started and any(output.tokens for output in branch.members):
         request.started = True
         request.first_token_at, request.first_token_end = now, end
@@ -124,6 +126,7 @@ def _settle(roster: Roster, branch: Branch, now: float, end: float) -> None:
     roster.drop_ended(request)
     if branch.open and len(branch.members) > 1 and branch.computed == branch.known:
         roster.fork(branch, branch.parts())
+    branch.decodes = branch.open and branch.settles_to_decode
 
 
 def _extend_beams(

@@ -55,7 +55,7 @@ class Roster:
     @property
     def num_samples(self) -> int:
         """Live samples of the running requests: seats taken."""
-        return sum(len(branch.members) for request in self.running for branch in request.branches)
+        return sum([len(branch.members) for request in self.running for branch in request.branches])
 
     @property
     def branches(self) -> list[Branch]:

@@ -14,7 +14,7 @@ from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.cost import CostModel, StepFeatures, is_duration
 from pagedkv.scheduling.counters import EngineCounters
 from pagedkv.scheduling.decisions import DecisionLog
-from pagedkv.scheduling.ending import find_ending
+from pagedkv.scheduling.ending import bounds_of, find_ending
 from pagedkv.scheduling.expiry import Expiry
 from pagedkv.scheduling.messages import Abort, Add, Delta, Resume
 from pagedkv.scheduling.namespaces import public_length
@@ -113,9 +113,7 @@ class Scheduler:
             kind = refusal_type(error)
             self.tally.refused(kind)
             return refused(add, str(error), kind)
-        public = public_length(add.prompt, self.config.public_prefixes)
-        request = Request(add, self._num_added, start_search(add, self.config), public)
-        self._num_added += 1
+        request = self._take_in(add)
         self.log.note(
             "arrive",
             request.id,
@@ -148,9 +146,7 @@ class Scheduler:
             return refused_resume(resume, str(error), kind)
         resume = on_clock_of(resume, now)
         add = resume.add
-        public = public_length(add.prompt, self.config.public_prefixes)
-        request = Request(add, self._num_added, start_search(add, self.config), public)
-        self._num_added += 1
+        request = self._take_in(add)
         restore(request, resume, now)
         self.log.note(
             "resume",
@@ -202,6 +198,14 @@ class Scheduler:
         request = self._roster.requests[request_id]
         self._roster.release(request)
         return resumable(request, now)
+
+    def _take_in(self, add: Add) -> Request:
+        """A request of what `add` asks for."""
+        public = public_length(add.prompt, self.config.public_prefixes)
+        bounds = bounds_of(add, self.config, self._capacity)
+        request = Request(add, self._num_added, start_search(add, self.config), public, bounds)
+        self._num_added += 1
+        return request
 
     def _validate_resume(self, resume: Resume) -> None:
         if self._draining:
@@ -268,14 +272,14 @@ class Scheduler:
         if not rows and not loads and not self._transfers:
             return None
         everything = [*rows, *loads]
-        reservation = self.manager.reserve(
-            [row.branch.seq for row in everything],
-            np.array([row.count for row in everything], np.int64),
-        )
+        seqs = np.array([row.branch.seq for row in everything], np.int64)
+        counts = np.array([row.count for row in everything], np.int64)
+        reservation = self.manager.reserve(seqs, counts)
         self._flight = make_batch(
             self.manager,
             self._num_steps,
             rows,
+            seqs[: len(rows)],
             reservation,
             self._stamp,
             self.config.eos_token_ids,
@@ -367,6 +371,11 @@ class Scheduler:
     def num_samples(self) -> int:
         """Live samples of the running requests: seats taken."""
         return self._roster.num_samples
+
+    @property
+    def num_sequences(self) -> int:
+        """Open sequences."""
+        return sum([len(request.branches) for request in self._roster.running])
 
     @property
     def sequences(self) -> list[SeqId]:

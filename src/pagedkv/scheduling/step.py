@@ -33,6 +33,7 @@ class Sample(NamedTuple):
     params: SamplingParams
     key: int  # seed + sample index: with `position` it fixes the random number
     position: int  # absolute position of the token to be drawn
+    best: bool = False  # take the most likely token: `params` asks for nothing else, nor may it be
     forbidden: tuple[int, ...] = ()  # token ids that may not be drawn (min_tokens)
     # Prompt and output so far, only when a penalty needs them; the output also for the mask that
     # `params.structured_outputs` makes of it.

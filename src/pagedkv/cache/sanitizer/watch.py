@@ -77,7 +77,7 @@ class Watch:
         self.reserve(result.reservation, [result.seq], [len(result.tokens)])
 
     def reserve(
-        self, result: Reservation, seqs: Sequence[SeqId], counts: Sequence[int] | Int64
+        self, result: Reservation, seqs: Sequence[SeqId] | Int64, counts: Sequence[int] | Int64
     ) -> None:
         shadow, size = self._shadow, self._size
         ids, wanted = int_array(seqs, "seqs"), int_array(counts, "counts")
@@ -111,7 +111,9 @@ class Watch:
         if not np.array_equal(result.slots, shadow.slots(rows, starts, wanted)):
             self._checks.wrong_table(ids, "slots that its table does not lead to")
 
-    def commit(self, result: None, seqs: Sequence[SeqId], tokens: Sequence[Tokens] | Int32) -> None:
+    def commit(
+        self, result: None, seqs: Sequence[SeqId] | Int64, tokens: Sequence[Tokens] | Int32
+    ) -> None:
         shadow, size = self._shadow, self._size
         ids = int_array(seqs, "seqs")
         rows = self._rows(ids)

@@ -66,9 +66,9 @@ def test_prefill_here_and_decode_there(sizes: tuple[int, int], n: int) -> None:
     cluster.run()
     check(cluster)
     assert cluster.moved == ["a"] and not cluster.failed
-    # The prompt was computed once, but for its last token where the samples part.
+    # The prompt was computed once, whatever follows.
     assert dict(d.core.scheduler.counters.moved_tokens)["sent"] == 23
-    assert d.core.scheduler.counters.recomputed_tokens == (n > 1)
+    assert d.core.scheduler.counters.recomputed_tokens == 0
 
 
 @pytest.mark.parametrize("mode", ["prefilled", "live"])

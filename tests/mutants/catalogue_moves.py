@@ -7,6 +7,7 @@ from kinds import Mutant
 _RESUME = "scheduling/test_resume.py::test_"
 _PARKING = "scheduling/test_parking.py::test_"
 _MOVING = "engine/test_moving_requests.py::test_"
+_GROUPS = "engine/test_moving_groups.py::test_"
 
 MUTANTS = (
     Mutant(
@@ -66,11 +67,19 @@ MUTANTS = (
         (_MOVING + "a_request_goes_on_where_it_is_when_nobody_takes_it",),
     ),
     Mutant(
-        "the prompt that a group moves stays open",
-        ("no leak",),
-        "engine/moves.py",
-        "self._manager.close(leaving.prompt)",
-        "pass",
-        (_MOVING + "prefill_here_and_decode_there",),
+        "beams that still change places are sent",
+        ("isolation",),
+        "engine/leaving.py",
+        "fixed = request.search is None or self.parked",
+        "fixed = True",
+        (_GROUPS + "beams_go_with_their_tree",),
+    ),
+    Mutant(
+        "a group that was moved computes its samples' own tokens again",
+        ("preemption",),
+        "scheduling/reopening.py",
+        "    if alone >= tree:\n",
+        "    if alone >= 0:\n",
+        (_GROUPS + "samples_that_have_parted_are_not_computed_again",),
     ),
 )

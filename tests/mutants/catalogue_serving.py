@@ -237,8 +237,8 @@ MUTANTS = (
         "another tenant's prefix is taken over",
         ("isolation",),
         "scheduling/planning.py",
-        "seq = self.manager.open(lookup, request.namespace, request.public)",
-        "seq = self.manager.open(lookup, None, request.public)",
+        "self.manager.open(tokens, request.namespace, request.public)",
+        "self.manager.open(tokens, None, request.public)",
         (_SCHEDULING + "foreign_tenant_is_never_hit",),
     ),
     Mutant(

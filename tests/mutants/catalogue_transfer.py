@@ -31,9 +31,9 @@ MUTANTS = (
     Mutant(
         "a live move stops before its blocks have arrived",
         ("bounded waiting",),
-        "transfer/sender.py",
-        "if it.acked < it.goal or it.asked_to_park:",
-        "if it.asked_to_park:",
+        "transfer/departure.py",
+        "if self.asked_to_park or any(line.acked < line.goal for line, end in lines if end):",
+        "if self.asked_to_park:",
         (_MOVES + "a_decoding_request_stands_still_for_its_last_block_only",),
     ),
     Mutant(
@@ -63,9 +63,9 @@ MUTANTS = (
     Mutant(
         "a failed move publishes what lies behind a gap",
         ("publish after compute",),
-        "transfer/receiver.py",
-        "        have = it.have\n",
-        "        have = min(it.end, len(it.tokens))\n",
+        "transfer/incoming.py",
+        "            have = self.have\n",
+        "            have = min(self.end, len(self.tokens))\n",
         (_FAULTS + "a_message_that_cannot_be_read_is_told_and_not_published",),
     ),
     Mutant(
@@ -109,6 +109,22 @@ MUTANTS = (
         (_FAULTS + "a_name_that_is_used_twice_leaves_its_first_user_alone",),
     ),
     Mutant(
+        "samples part before all that they have in common is there",
+        ("isolation",),
+        "transfer/receiver.py",
+        "        if have < part.common:\n",
+        "        if have < 0:\n",
+        ("engine/test_faulty_group_moves.py::test_a_payload_that_is_not_as_it_was_comes_again",),
+    ),
+    Mutant(
+        "the lines of samples that did not come keep their room",
+        ("no leak",),
+        "transfer/receiver.py",
+        "                if not total:\n                    line.close()\n",
+        "",
+        ("engine/test_moving_requests.py::test_prefill_here_and_decode_there",),
+    ),
+    Mutant(
         "tokens of data are not compared",
         ("hit verification",),
         "transfer/receiver.py",
@@ -127,7 +143,7 @@ MUTANTS = (
     Mutant(
         "a receiver fills its whole pool with what comes",
         ("admission arithmetic",),
-        "transfer/receiver.py",
+        "transfer/room.py",
         "if demand + spare > available:",
         "if demand > available:",
         (_RECEIVER + "a_receiver_keeps_room_for_what_it_runs",),

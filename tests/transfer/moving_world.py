@@ -17,6 +17,7 @@ import xxhash
 
 from pagedkv.cache import BlockManager, OutOfBlocks, SeqId
 from pagedkv.transfer import actions as do
+from pagedkv.transfer.departure import Mode
 from pagedkv.transfer.endpoint import Endpoint
 from pagedkv.transfer.fence import Disowned, Fence, Orphaned, Raised
 from pagedkv.transfer.limits import TransferLimits
@@ -31,7 +32,6 @@ from pagedkv.transfer.messages import (
     unpack,
 )
 from pagedkv.transfer.payload import as_blocks, filled, store, token_bytes
-from pagedkv.transfer.sender import Mode
 from pagedkv.transfer.state import pack_state, unpack_state
 
 TICK = 0.25

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moving_world import DEATHS, FRAME_FAULTS, PAYLOAD_FAULTS, World, hello
 
+from pagedkv.transfer.arrival import ReceiverState
+from pagedkv.transfer.departure import SenderState
 from pagedkv.transfer.messages import MoveId
-from pagedkv.transfer.receiver import ReceiverState
-from pagedkv.transfer.sender import SenderState
 
 PROMPT = list(range(10, 32))
 OUTPUT = 24

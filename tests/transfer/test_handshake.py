@@ -28,7 +28,7 @@ from pagedkv.transfer.state import StateError, pack_state, unpack_state
 
 TOKENS = np.arange(9, dtype=np.int32)
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"protocol": 2}, "'D' speaks transfer protocol 2, this one 1"),
+    ({"protocol": 3}, "'D' speaks transfer protocol 3, this one 2"),
     ({"model": b"other"}, "'D' has model 6f74686572, this one 6d6f64656c"),
     ({"num_layers": 3}, "'D' has num_layers=3, this one 1"),
     ({"num_kv_heads": 2}, "'D' has num_kv_heads=2, this one 1"),

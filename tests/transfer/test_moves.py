@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from moving_world import World, hello
 
-from pagedkv.transfer.sender import Mode
+from pagedkv.transfer.departure import Mode
 
 PROMPT = list(range(10, 32))
 

@@ -10,6 +10,7 @@ from moving_world import LIMITS, NAMING
 from receiving import MOVE, TOKENS, Receiving, answer
 
 from pagedkv.transfer.actions import Abandoned, Completed, Resumed, Write
+from pagedkv.transfer.arrival import ReceiverState
 from pagedkv.transfer.messages import (
     Ack,
     Cancel,
@@ -23,7 +24,6 @@ from pagedkv.transfer.messages import (
     Reserve,
     pack_tokens,
 )
-from pagedkv.transfer.receiver import ReceiverState
 
 
 def complete(d: Receiving) -> Grant:

@@ -10,6 +10,7 @@ from moving_world import LIMITS, NAMING, hello
 
 from pagedkv.cache import BlockManager, SeqId
 from pagedkv.transfer.actions import Action, Free, Reclaimed, Released, Send, SendData
+from pagedkv.transfer.departure import SenderState
 from pagedkv.transfer.endpoint import Endpoint
 from pagedkv.transfer.messages import (
     Ack,
@@ -23,7 +24,6 @@ from pagedkv.transfer.messages import (
     Renew,
     Reserve,
 )
-from pagedkv.transfer.sender import SenderState
 
 MOVE = MoveId("r", 1)
 TOKENS = np.arange(1, 43, dtype=np.int32)

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from pagedkv.engine.wire import Complete, Disown, Move, MoveFailed, Own, ToCore
 from pagedkv.scheduling.messages import Abort, Add, Delta, Drawn, RequestUsage, Resume
+from pagedkv.transfer.departure import Mode
 from pagedkv.transfer.fence import Disowned, Fence, Orphaned, Raised, Verdict
 from pagedkv.transfer.messages import MoveId
-from pagedkv.transfer.sender import Mode
 
 # A request that has lost so many workers is given up: it may be what kills them.
 MOST_LOSSES = 4

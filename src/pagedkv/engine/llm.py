@@ -90,7 +90,8 @@ class LLM:
     record: file for all that the scheduler is told, token ids included, and decides, for
         `pagedkv simulate replay`.
     tiers: where blocks go that leave the pool, see `TierConfig`; `close` completes what is on disk.
-    max_moves: requests that may be on their way here from other workers at once, see `open_moves`.
+    max_moves: sequences that may be on their way here from other workers at once, see `open_moves`:
+        one for a request with one sample, n + 1 for one with n.
 
     `engine` is the LLMEngine, `report` what was chosen, `folder` where the model lies, `tier` the
     uppermost one below the pool, or None; `tier.off` says why one is not used any more. The logger

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from pagedkv.cache import OutOfSequences, SeqId
 from pagedkv.engine.core import EngineCore
+from pagedkv.engine.leaving import Leaving
 from pagedkv.engine.transfers import Payloads
 from pagedkv.engine.transports import Transport
 from pagedkv.engine.wire import (
@@ -46,7 +46,6 @@ from pagedkv.transfer.limits import TransferLimits
 from pagedkv.transfer.messages import (
     Commit,
     Data,
-    Deny,
     FrameError,
     Grant,
     Hello,
@@ -58,25 +57,10 @@ from pagedkv.transfer.messages import (
     unpack,
 )
 from pagedkv.transfer.payload import as_blocks, filled, store
-from pagedkv.transfer.sender import Mode
 from pagedkv.transfer.state import pack_state, unpack_state
 
 # Looks at the clock while messages are awaited, in one `TransferLimits.retry`.
 _TICKS = 4
-
-
-@dataclass(slots=True)
-class _Leaving:
-    """A request that is being moved away. request_id: its id here.
-
-    prompt: an own sequence with what its samples have in common, once they have parted.
-    """
-
-    request_id: str
-    mode: Mode
-    to_park: bool = False
-    parked: bool = False
-    prompt: SeqId | None = None
 
 
 class Moves:
@@ -86,8 +70,7 @@ class Moves:
     take rows of the block table beyond those of the scheduler: as many as `max_seqs` is more than
     its seats. `news` collects what is to be sent, in order.
 
-    What moves is a whole request. The K/V of a lone sample goes with it; of a group the prompt's,
-    for samples that have parted are resumed along their fork tree, as after a preemption.
+    What moves is a whole request, with the K/V of all of its samples.
     """
 
     def __init__(
@@ -100,8 +83,8 @@ class Moves:
     ) -> None:
         self.core, self._scheduler, self._manager = core, core.scheduler, core.scheduler.manager
         self._payloads, self._transport = payloads, transport
-        self._rows = self._manager.max_seqs - self._scheduler.config.seats
-        if self._rows < 1:
+        rows = self._manager.max_seqs - self._scheduler.config.seats
+        if rows < 1:
             raise ConfigError(
                 f"the block table has max_seqs={self._manager.max_seqs}, all for requests that "
                 "run: give it more, for those that are moved here"
@@ -111,9 +94,9 @@ class Moves:
                 "a recording does not hold what other workers send: leave `record` out where "
                 "requests are moved"
             )
-        self.endpoint = Endpoint(self._manager, ours, limits)
+        self.endpoint = Endpoint(self._manager, ours, limits, rows)
         self.news: list[MoveNews] = []
-        self._leaving: dict[MoveId, _Leaving] = {}
+        self._leaving: dict[MoveId, Leaving] = {}
         self._owned: set[MoveId] = set()  # resumed here, and not admitted yet
         self._next_tick = 0.0
         core.guests = lambda: bool(self._leaving or self.endpoint.receiver.moves)
@@ -195,7 +178,7 @@ class Moves:
         if request is None:
             self.news.append(MoveFailed(*move, "the request has ended"))
             return
-        self._leaving[move] = _Leaving(found, order.mode)
+        leaving = self._leaving[move] = Leaving.of(request, order.mode)
         actions = self.endpoint.start(
             move,
             order.to,
@@ -204,6 +187,7 @@ class Moves:
             order.mode,
             self._manager.block_size,
             now,
+            leaving.own_lengths(request),
         )
         self._carry_out(actions, now)
 
@@ -220,54 +204,40 @@ class Moves:
         leaving = self._leaving[move]
         request = self._scheduler.roster.requests.get(leaving.request_id)
         if request is None:  # it has ended
-            self._forget(move)
+            self._leaving.pop(move, None)
             self._carry_out(self.endpoint.cancel(move, "the request has ended"), now)
             return
-        if not request.branches:  # it was preempted
+        held = leaving.held(request)
+        if held is None:
             return
-        try:
-            seq = self._sequence(leaving, request)
-        except OutOfSequences as error:
-            self._forget(move)
-            self._carry_out(self.endpoint.cancel(move, str(error)), now)
-            self.news.append(MoveFailed(*move, str(error)))
-            return
-        self._carry_out(self.endpoint.progress(move, seq, now), now)
+        self._carry_out(self.endpoint.progress(move, held.seq, now, held.parted), now)
         if leaving.mode == "prefilled" and request.started:
             leaving.to_park = True
         if leaving.to_park and not leaving.parked and move in self.endpoint.sender:
             resume = self._scheduler.park(leaving.request_id, now)
             if resume is not None:
                 leaving.parked = True
-                # The beams of a search are not reported before its end.
-                silent = request.search is not None
-                counts = [0 if silent else len(output.tokens) for output in resume.outputs]
-                ended = [output.finish_reason is not None for output in resume.outputs]
-                state = pack_state(resume)
-                self._carry_out(
-                    self.endpoint.parked(move, seq, state, tuple(counts), tuple(ended), now), now
-                )
+                self._parked(move, leaving, request, resume, now)
 
-    def _sequence(self, leaving: _Leaving, request: Request) -> SeqId:
-        """The sequence whose K/V go. OutOfSequences: there is no row for it."""
-        branch = request.branches[0]
-        if not request.started or len(request.outputs) == 1:
-            return branch.seq
-        if leaving.prompt is None:
-            (leaving.prompt,) = self._manager.fork(branch.seq)
-            self._manager.truncate(leaving.prompt, request.prompt_length)
-        return leaving.prompt
-
-    def _forget(self, move: MoveId) -> _Leaving | None:
-        leaving = self._leaving.pop(move, None)
-        if leaving is not None and leaving.prompt is not None:
-            self._manager.close(leaving.prompt)
-        return leaving
+    def _parked(
+        self, move: MoveId, leaving: Leaving, request: Request, resume: Resume, now: float
+    ) -> None:
+        held = leaving.held(request)
+        if held is None:
+            raise PagedKVError(f"request {leaving.request_id!r} is parked and has no K/V")
+        # The beams of a search are not reported before its end.
+        silent = request.search is not None
+        counts = tuple(0 if silent else len(output.tokens) for output in resume.outputs)
+        ended = tuple(output.finish_reason is not None for output in resume.outputs)
+        state = pack_state(resume)
+        self._carry_out(
+            self.endpoint.parked(move, held.seq, state, counts, ended, now, held.parted), now
+        )
 
     def _disown(self, move: MoveId, now: float) -> None:
         """Who owns a request is decided elsewhere: neither the front end nor a peer is told."""
         for mine in [m for m, it in self._leaving.items() if it.request_id == move.owned_id]:
-            self._forget(mine)
+            del self._leaving[mine]
             told = self.endpoint.cancel(mine, "it has another owner")
             self._carry_out([action for action in told if not isinstance(action, Send)], now)
         why = "the front end has given this copy up"
@@ -280,14 +250,7 @@ class Moves:
     # ---- coming -------------------------------------------------------------------------------
 
     def _heard(self, worker: str, message: Message, now: float) -> list[Action]:
-        receiver = self.endpoint.receiver
-        if isinstance(message, Reserve) and message.move not in receiver:
-            prompts = sum(it.prompt is not None for it in self._leaving.values())
-            if len(receiver.moves) + prompts >= self._rows:
-                reason = f"{self._rows} sequences are on their way here, no more can be"
-                deny = Deny(*message.move, reason=reason, retry_after=self.endpoint.limits.retry)
-                return [Send(worker, deny)]
-        new = isinstance(message, Reserve) and message.move not in receiver
+        new = isinstance(message, Reserve) and message.move not in self.endpoint.receiver
         actions = self.endpoint.handle(worker, message, now)
         for action in actions if new else ():
             if isinstance(action, Send) and isinstance(action.message, Grant):
@@ -334,11 +297,11 @@ class Moves:
                 case Park(move, _):
                     self._leaving[move].to_park = True
                 case Released(move):
-                    leaving = self._forget(move)
+                    leaving = self._leaving.pop(move, None)
                     if leaving is not None and leaving.request_id in self._scheduler:
                         self.core.release(leaving.request_id, now)
                 case Reclaimed(move, reason):
-                    leaving = self._forget(move)
+                    leaving = self._leaving.pop(move, None)
                     if leaving is not None and leaving.request_id in self._scheduler:
                         self._scheduler.unpark(leaving.request_id, now)
                     self.news.append(MoveFailed(*move, reason))

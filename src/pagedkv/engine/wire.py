@@ -14,7 +14,7 @@ import numpy as np
 from pagedkv.engine.facts import Facts
 from pagedkv.engine.status import CoreStatus
 from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, Message, Resume, StepStats
-from pagedkv.transfer.sender import Mode
+from pagedkv.transfer.departure import Mode
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):

@@ -12,6 +12,7 @@ from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.forecast import Forecast
 from pagedkv.scheduling.lengths import OutputLengths
 from pagedkv.scheduling.peak import peak_blocks
+from pagedkv.scheduling.reopening import Reopening, reopening
 from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.siblings import Leaders, may_wait
 
@@ -21,7 +22,7 @@ class Demand(NamedTuple):
 
     waits: whether it waits for what this step computes. cached: tokens that it need not compute
     then. shared: full blocks at its beginning that are in use. blocks: all others that its known
-    tokens take.
+    tokens take. reopening: how its samples start, if each is found by its own tokens.
     """
 
     request: Request
@@ -29,6 +30,7 @@ class Demand(NamedTuple):
     cached: int
     shared: int
     blocks: int
+    reopening: Reopening | None = None
 
 
 def admission_demand(
@@ -39,6 +41,9 @@ def admission_demand(
     lookup = request.lookup_tokens(common)
     size = manager.block_size
     found = manager.match(lookup, request.namespace, request.public)
+    again = reopening(manager, request, found.cached_tokens)
+    if again is not None:
+        return Demand(request, False, min(again.cached), 0, again.blocks, again)
     blocks = -(-len(lookup) // size)
     own = -(-len(common) // size) + request.own_blocks(request.live, size) - blocks
     if may_wait(request, spare):
@@ -119,6 +124,8 @@ class Admission:
 
     def _first_blocks(self, demand: Demand, limit: int) -> int:
         """Blocks of the request's first chunk."""
+        if demand.reopening is not None:
+            return demand.blocks
         end = min(len(demand.request.common_tokens()), demand.cached + limit)
         return max(0, -(-end // self._manager.block_size) - demand.shared)
 

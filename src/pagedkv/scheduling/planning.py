@@ -229,24 +229,42 @@ class Planner:
                     seats += len(request.live)
                     continue
                 started.append(request)
-                branch = self._start(request, demand.blocks, now, running.samples)
+                branches = self._start(request, demand, now, running.samples)
                 running.samples += len(request.live)
                 running.promised += self._admission.most_promised([request])
+                branch = branches[0]
                 if branch.below and branch.below[0][0] <= branch.computed:
                     self._load(branch, rows, loads)
                     continue
-                row = Row(branch, branch.computed, branch.pending)
-                row.cut(budget, share)
-                budget -= row.count
-                rows.append(row)
-                leaders.add(row)
-                if branch.pending > 1:
+                for row in self._first_rows(branches, budget, share, [*rows, *loads]):
+                    budget -= row.count
+                    rows.append(row)
+                    leaders.add(row)
+                if any(branch.pending > 1 for branch in branches):
                     running.prefills.append(request)
         finally:
             for demand in passed:
                 demand.request.num_passings += 1
                 waiting.push(demand.request)
         return budget
+
+    def _first_rows(
+        self, branches: Sequence[Branch], budget: int, share: int, planned: Sequence[Row]
+    ) -> list[Row]:
+        """Rows of a request that starts. Samples that come back each on a sequence of its own wait
+        for the next step, where not all of them fit in this one.
+        """
+        rows: list[Row] = []
+        for branch in branches:
+            if not branch.pending:  # a beam that waits for the others
+                continue
+            row = Row(branch, branch.computed, branch.pending)
+            row.cut(budget, share)
+            if not row.count:
+                return []
+            rows.append(row)
+            budget, share = budget - row.count, share - row.count
+        return rows if len(rows) == 1 or self._fits([*planned, *rows]) else []
 
     def _load(self, branch: Branch, rows: list[Row], loads: list[Row]) -> None:
         """Adds the load to which a branch has come, as far as it fits in the pool now."""
@@ -300,28 +318,30 @@ class Planner:
             "waiting": len(self._roster.waiting),
         }
 
-    def _start(self, request: Request, demand: int, now: float, taken: int) -> Branch:
-        """Opens the request's common part."""
+    def _start(self, request: Request, demand: Demand, now: float, taken: int) -> list[Branch]:
+        """Opens what the request's samples have in common, or the sequence of each."""
         pool, again = self._pool(taken), request.admitted
         common = request.common_tokens()
-        lookup = request.lookup_tokens(common)
-        seq = self.manager.open(lookup, request.namespace, request.public)
-        branch = self._roster.start(request, seq, now)
+        apart = demand.reopening
+        lookups = [request.lookup_tokens(common)] if apart is None else apart.tokens
+        seqs = [self.manager.open(tokens, request.namespace, request.public) for tokens in lookups]
+        branches = self._roster.start(request, seqs, now)
+        cached = sum(branch.computed for branch in branches)
         if self.manager.prefix_caching:
-            self._roster.tally.looked_up(len(lookup), branch.computed, again)
-        if self.tiering is not None:
-            self.tiering.find(branch, lookup)
+            self._roster.tally.looked_up(sum(map(len, lookups)), cached, again)
+        if self.tiering is not None and apart is None:
+            self.tiering.find(branches[0], lookups[0])
         self.log.note(
             "admit",
             request.id,
             again=again,
-            tokens=len(common),
-            cached_tokens=branch.computed,
-            below_tokens=sum(stop - start for start, stop in branch.below),
-            demand=demand,
+            tokens=len(common) if apart is None else sum(map(len, lookups)),
+            cached_tokens=cached,
+            below_tokens=sum(stop - start for start, stop in branches[0].below),
+            demand=demand.blocks,
             **pool,
         )
-        return branch
+        return branches
 
 
 @dataclass(slots=True)

@@ -98,9 +98,13 @@ class Roster:
         lines = [self.waiting.line(tenant) for tenant in self._full_tenants()]
         return [line.head for line in lines if line]
 
-    def start(self, request: Request, seq: SeqId, now: float) -> Branch:
-        """A waiting request runs, all samples on the sequence that was opened for it."""
-        cached = self.manager.length(seq)
+    def start(self, request: Request, seqs: Sequence[SeqId], now: float) -> list[Branch]:
+        """A waiting request runs on what was opened for it.
+
+        seqs: one for all of its samples, or one for each that is live.
+        """
+        lengths = [self.manager.length(seq) for seq in seqs]
+        cached = min(lengths)
         self.waiting.remove(request)
         self.swapped_out.discard(request.order)
         self.policy.admitted(request, cached, request.admitted)
@@ -112,10 +116,14 @@ class Roster:
         else:
             self._note_reuse(request, cached)
         request.admitted = True
-        branch = Branch(request, seq, request.live, cached)
-        request.branches = [branch]
+        live = request.live
+        members = [live] if len(seqs) == 1 else [[output] for output in live]
+        request.branches = [
+            Branch(request, seq, own, length)
+            for seq, own, length in zip(seqs, members, lengths, strict=True)
+        ]
         bisect.insort(self.running, request, key=self.policy.key)
-        return branch
+        return request.branches
 
     def preempt(self, request: Request, swapped_blocks: int = 0) -> None:
         """Back to the waiting queue. Its blocks go; the prefix cache may still have them later.

@@ -12,6 +12,7 @@ from pagedkv.cache import BlockManager, SeqId
 from pagedkv.cache.types import Int32
 from pagedkv.errors import ConfigError
 from pagedkv.transfer.actions import Action, Reclaimed, Send
+from pagedkv.transfer.departure import Mode
 from pagedkv.transfer.handshake import refusal
 from pagedkv.transfer.limits import TransferLimits
 from pagedkv.transfer.messages import (
@@ -27,24 +28,29 @@ from pagedkv.transfer.messages import (
     Renew,
     Reserve,
 )
+from pagedkv.transfer.outgoing import Parted
 from pagedkv.transfer.payload import DTYPES
 from pagedkv.transfer.receiver import Receiver
-from pagedkv.transfer.sender import Mode, Sender
+from pagedkv.transfer.sender import Sender
 
 
 class Endpoint:
     """What the host of a worker talks to. `sender` and `receiver` are its two halves.
 
-    manager: the worker's own; `receiver` opens and closes sequences in it. ours: what this worker
-    is; `boot` must be larger than at its last start. ConfigError: K/V in a dtype that cannot be
-    moved.
+    manager: the worker's own; `receiver` opens and closes sequences in it, `rows` at a time; None:
+    as many as there are. ours: what this worker is; `boot` must be larger than at its last start.
+    ConfigError: K/V in a dtype that cannot be moved.
 
     The host carries out Copy, Write and SendData at once. It resolves the payload of a Data before
     it hands the message in, and calls `written` right after a Write.
     """
 
     def __init__(
-        self, manager: BlockManager, ours: Hello, limits: TransferLimits | None = None
+        self,
+        manager: BlockManager,
+        ours: Hello,
+        limits: TransferLimits | None = None,
+        rows: int | None = None,
     ) -> None:
         if ours.dtype not in DTYPES:
             raise ConfigError(
@@ -54,7 +60,7 @@ class Endpoint:
         self.ours = ours
         self.limits = limits or TransferLimits()
         self.sender = Sender(manager, ours, self.limits)
-        self.receiver = Receiver(manager, ours, self.limits)
+        self.receiver = Receiver(manager, ours, self.limits, rows or manager.max_seqs)
         self._peers: dict[str, Hello] = {}  # the last Hello of each
         self._refused: dict[str, str] = {}  # why nothing moves between us
         self._gone: set[str] = set()
@@ -74,16 +80,19 @@ class Endpoint:
         mode: Mode,
         headroom: int,
         now: float,
+        own: tuple[int, ...] = (),
     ) -> list[Action]:
         """Begins a move to worker `to`; see `Sender.start`. Reclaimed at once if it is refused."""
         if to in self._refused:
             return [Reclaimed(move, self._refused[to])]
-        asked = self.sender.start(move, to, tokens, naming, mode, headroom, now)
+        asked = self.sender.start(move, to, tokens, naming, mode, headroom, now, own)
         return self._introduced(asked)
 
-    def progress(self, move: MoveId, seq: SeqId, now: float) -> list[Action]:
+    def progress(
+        self, move: MoveId, seq: SeqId, now: float, parted: Parted | None = None
+    ) -> list[Action]:
         """See `Sender.progress`: for each move of `sender.moves`, after each step and batch."""
-        return self.sender.progress(move, seq, now)
+        return self.sender.progress(move, seq, now, parted)
 
     def parked(
         self,
@@ -93,9 +102,10 @@ class Endpoint:
         counts: tuple[int, ...],
         ended: tuple[bool, ...],
         now: float,
+        parted: Parted | None = None,
     ) -> list[Action]:
         """See `Sender.parked`."""
-        return self.sender.parked(move, seq, state, counts, ended, now)
+        return self.sender.parked(move, seq, state, counts, ended, now, parted)
 
     def cancel(self, move: MoveId, reason: str) -> list[Action]:
         """See `Sender.cancel`."""

@@ -17,7 +17,8 @@ class TransferLimits:
         further time in a row. retries: so often in a row at most.
     patience: how long a sender goes on asking for room, and a receiver holds a complete copy for
         the front end's word.
-    piece_bytes: largest payload of a message. window: messages with payload under way at a time.
+    piece_bytes: largest payload of a message. window: so many such payloads are under way at a
+        time, or more smaller ones that are no more bytes.
     spare_blocks: free or cached blocks that a receiver keeps for the sequences it has.
     memory: how long the end of a move is remembered, for messages that come late.
     """

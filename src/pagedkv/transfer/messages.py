@@ -2,6 +2,9 @@
 
 A move is one attempt to bring a request to another worker. It is named by the request and by the
 epoch that the new owner will have; a front end never gives an epoch twice.
+
+K/V travel in *lines*. Line 0 is what the samples of a request have in common: of a lone sample, all
+that it has. When samples have parted, line i is that of the i-th of them, from there on.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import xxhash
 from pagedkv.cache.types import Int32
 from pagedkv.errors import PagedKVError
 
-PROTOCOL = 1
+PROTOCOL = 2
 _CHECKSUM_BYTES = 8
 
 
@@ -84,19 +87,25 @@ class _OfMove(msgspec.Struct, frozen=True, tag=True):
 class Reserve(_OfMove, frozen=True):
     """Sender: make room for these tokens, and `headroom` more.
 
-    tokens: those that are known, int32 little-endian; the receiver looks up what it has of them.
+    tokens: those of line 0 that are known, int32 little-endian; the receiver looks up what it has
+    of them. own: of several samples, the tokens that each has beyond these; they all get headroom.
     """
 
     tokens: bytes
     naming: Naming
     headroom: int = 0
+    own: tuple[int, ...] = ()
 
 
 class Grant(_OfMove, frozen=True):
-    """Receiver: there is room, under a lease; [0, have) need not be sent."""
+    """Receiver: there is room, under a lease; [0, have) of line 0 need not be sent.
+
+    parts: whether there is room for lines of samples that part. Else they are left out.
+    """
 
     lease: int
     have: int
+    parts: bool = False
 
 
 class Deny(_OfMove, frozen=True):
@@ -107,7 +116,7 @@ class Deny(_OfMove, frozen=True):
 
 
 class Data(_OfMove, frozen=True):
-    """Sender: K/V of the tokens [start, stop), in blocks of the sender's block size.
+    """Sender: K/V of the tokens [start, stop) of a line, in blocks of the sender's block size.
 
     `start` is a multiple of that size; the last block may be filled in part. Each block is one
     contiguous piece (layer, K/V, token, head, head_dim), little-endian. tokens: int32
@@ -123,11 +132,26 @@ class Data(_OfMove, frozen=True):
     dtype: str
     checksums: tuple[int, ...] = ()
     payload: bytes = b""
+    line: int = 0
+
+
+class Part(_OfMove, frozen=True):
+    """Sender: the samples part behind `common` tokens; line 0 ends there.
+
+    own: of each sample of the Reserve, the tokens of its line that are known, int32 little-endian:
+    the receiver looks up what it has of them. None: the sample has ended, it has no line.
+    """
+
+    lease: int
+    number: int
+    common: int
+    own: tuple[bytes | None, ...]
 
 
 class Commit(_OfMove, frozen=True):
-    """Sender: K/V of `total` tokens is all there is; the request stands still since.
+    """Sender: K/V of `total` tokens of line 0 is all there is; the request stands still since.
 
+    own: where samples have parted, the tokens at which their lines end; 0: the sample has ended.
     state: see `pack_state`. counts, ended: of each sample, the tokens that it has reported
     and whether it has reported its end.
     """
@@ -138,22 +162,31 @@ class Commit(_OfMove, frozen=True):
     state: bytes
     counts: tuple[int, ...]
     ended: tuple[bool, ...]
+    own: tuple[int, ...] = ()
 
 
 class Renew(_OfMove, frozen=True):
-    """Receiver: alive. [0, have) is there and verified; `complete`: the commit has been taken."""
+    """Receiver: alive. [0, have) is there and verified; `complete`: the commit has been taken.
+
+    own: the same of the lines of samples, once it has taken that they have parted.
+    """
 
     lease: int
     have: int
     complete: bool = False
+    own: tuple[int, ...] = ()
 
 
 class Nack(_OfMove, frozen=True):
-    """Receiver: `first_bad` and what follows must be sent again. It answers message `number`."""
+    """Receiver: `first_bad` of a line, and what follows, must be sent again.
+
+    It answers message `number`.
+    """
 
     lease: int
     number: int
     first_bad: int
+    line: int = 0
 
 
 class Hold(_OfMove, frozen=True):
@@ -172,7 +205,7 @@ class Cancel(_OfMove, frozen=True):
     reason: str
 
 
-Message = Hello | Reserve | Grant | Deny | Data | Commit | Renew | Nack | Hold | Ack | Cancel
+Message = Hello | Reserve | Grant | Deny | Data | Part | Commit | Renew | Nack | Hold | Ack | Cancel
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Message)

@@ -1,6 +1,6 @@
 """The side that gets the request: RESERVED -> RECEIVING -> COMPLETE -> OWNED.
 
-    RESERVED    a sequence is open on what was cached, the rest is reserved
+    RESERVED    line 0 is open on what was cached, room for the rest of all lines is reserved
     RECEIVING   payloads are being written, in any order
     COMPLETE    all K/V is there and verified; the front end is asked
     OWNED       the request is ours; its full blocks are leased until the scheduler has it
@@ -10,14 +10,9 @@ A move that ends before OWNED leaves the leading part that was verified cached u
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
-
 import numpy as np
-import numpy.typing as npt
 
-from pagedkv.cache import BlockManager, Lease, OutOfBlocks, OutOfSequences, SeqId
-from pagedkv.cache.types import Int32, Int64
+from pagedkv.cache import BlockManager, OutOfBlocks, OutOfSequences
 from pagedkv.transfer.actions import (
     Abandoned,
     Action,
@@ -27,6 +22,8 @@ from pagedkv.transfer.actions import (
     Send,
     Write,
 )
+from pagedkv.transfer.arrival import Arrival, ReceiverState
+from pagedkv.transfer.incoming import Incoming, open_on, reserve
 from pagedkv.transfer.limits import TransferLimits
 from pagedkv.transfer.messages import (
     Ack,
@@ -35,73 +32,31 @@ from pagedkv.transfer.messages import (
     Data,
     Deny,
     FrameError,
-    Grant,
     Hello,
     Hold,
     MoveId,
     Nack,
+    Part,
     Renew,
     Reserve,
     unpack_tokens,
 )
+from pagedkv.transfer.room import refusal, rooms_of
 
-Bool = npt.NDArray[np.bool_]
-ToReceiver = Reserve | Data | Commit | Hold | Cancel
-
-
-class ReceiverState(StrEnum):
-    RESERVED = "reserved"
-    RECEIVING = "receiving"
-    COMPLETE = "complete"
-    OWNED = "owned"
-
-
-@dataclass(slots=True, eq=False)
-class _Move:
-    """One move. Of the sequence's tokens:
-
-    [0, base)            committed
-    [base, base + room)  reserved at `slots`; `filled` says which are written and verified
-    [0, len(tokens))     ids known
-    """
-
-    id: MoveId
-    worker: str
-    lease: int
-    seq: SeqId
-    tokens: Int32
-    base: int
-    slots: Int64  # [room]
-    filled: Bool  # [room]
-    heard: float
-    spoke: float
-    until: float = float("inf")  # COMPLETE, OWNED: when waiting ends
-    state: ReceiverState = ReceiverState.RESERVED
-    writing: Write | None = None
-    commit: Commit | None = None
-    hold: Lease | None = None
-
-    @property
-    def have(self) -> int:
-        """Leading tokens whose K/V is there and verified."""
-        missing = np.flatnonzero(~self.filled)
-        return self.base + (int(missing[0]) if len(missing) else len(self.filled))
-
-    @property
-    def end(self) -> int:
-        return self.base + len(self.slots)
-
-    def renewal(self) -> Renew:
-        complete = self.state is ReceiverState.COMPLETE
-        return Renew(*self.id, lease=self.lease, have=self.have, complete=complete)
+ToReceiver = Reserve | Data | Part | Commit | Hold | Cancel
 
 
 class Receiver:
-    """All moves to this worker. Opens, reserves, commits and closes sequences of `manager`."""
+    """All moves to this worker. Opens, reserves, commits and closes sequences of `manager`.
 
-    def __init__(self, manager: BlockManager, ours: Hello, limits: TransferLimits) -> None:
-        self._manager, self._limits = manager, limits
-        self._moves: dict[MoveId, _Move] = {}
+    rows: sequences that these may be at most.
+    """
+
+    def __init__(
+        self, manager: BlockManager, ours: Hello, limits: TransferLimits, rows: int
+    ) -> None:
+        self._manager, self._limits, self._rows = manager, limits, rows
+        self._moves: dict[MoveId, Arrival] = {}
         self._ended: dict[MoveId, tuple[float, str | None]] = {}  # when, why; None: owned
         self._next_lease = (ours.boot << 20) % 2**62 + 1  # no lease of an earlier start
 
@@ -136,19 +91,21 @@ class Receiver:
                 reason = f"request {it.id.request!r} is being moved here by {it.worker!r}"
                 return [Send(worker, Deny(*it.id, reason=reason))]
             return []
-        if isinstance(message, (Data, Commit)) and message.lease != it.lease:
+        if isinstance(message, (Data, Part, Commit)) and message.lease != it.lease:
             return []
         it.heard = now
         if it.state is ReceiverState.OWNED:
             return [Send(worker, Ack(*it.id))]
         match message:
             case Reserve():
-                return [Send(worker, Grant(*it.id, lease=it.lease, have=it.have))]
+                return [Send(worker, it.grant())]
             case Data() if it.state is not ReceiverState.COMPLETE:
                 return self._data(it, message, now)
+            case Part() if it.state is not ReceiverState.COMPLETE:
+                return self._part(it, message, now)
             case Commit() if it.state is not ReceiverState.COMPLETE:
                 return self._try_to_complete(it, message, now)
-            case Data() | Commit():
+            case Data() | Part() | Commit():
                 return self._say(it, it.renewal(), now)
         return []
 
@@ -161,11 +118,11 @@ class Receiver:
         if it.writing is None:
             raise ValueError(f"nothing is being written for move {move}")
         data, start, it.writing = it.writing.data, it.writing.start, None
-        stop = data.stop if first_bad is None else first_bad
-        it.filled[start - it.base : max(start, stop) - it.base] = True
+        line = it.line(data.line)
+        if line is not None:
+            line.fill(start, data.stop if first_bad is None else first_bad)
         if first_bad is not None:
-            answer = Nack(*move, lease=it.lease, number=data.number, first_bad=first_bad)
-            return self._say(it, answer, now)
+            return self._again(it, data.number, data.line, first_bad, now)
         return self._say(it, it.renewal(), now)
 
     def own(self, move: MoveId, now: float) -> list[Action]:
@@ -178,10 +135,12 @@ class Receiver:
             return []
         if it is None or it.commit is None or it.state is not ReceiverState.COMPLETE:
             return [Abandoned(move, "no complete copy of it is here")]
-        full = self._manager.length(it.seq) // self._manager.block_size
-        if full:  # the tail is left out: a leased one would have to be copied to go on in it
-            it.hold = self._manager.lease(self._manager.block_table(it.seq)[:full].copy())
-        self._manager.close(it.seq)
+        # Tails are left out: leased ones would have to be copied to go on in them.
+        full = np.unique(np.concatenate([line.full_blocks for line in it.lines]))
+        if len(full):
+            it.hold = self._manager.lease(full)
+        for line in it.lines:
+            line.close()
         it.state, it.until = ReceiverState.OWNED, now + self._limits.lease
         return [Send(it.worker, Ack(*move)), Resumed(move, it.commit)]
 
@@ -238,7 +197,7 @@ class Receiver:
     # ---- steps of the verbs -------------------------------------------------------------------
 
     def _unknown(
-        self, worker: str, message: Reserve | Data | Commit | Hold, now: float
+        self, worker: str, message: Reserve | Data | Part | Commit | Hold, now: float
     ) -> list[Action]:
         """A message of a move that holds nothing here."""
         move = message.move
@@ -254,117 +213,114 @@ class Receiver:
 
     def _reserve(self, worker: str, message: Reserve, now: float) -> list[Action]:
         manager, move = self._manager, message.move
-        deny = self._refusal(message)
+        used = sum(len(it.lines) for it in self._moves.values())
+        deny = refusal(manager, message, self._limits, used, self._rows)
         if deny is not None:
             return [Send(worker, deny)]
         tokens, naming = unpack_tokens(message.tokens), message.naming
+        rooms = rooms_of(message, len(tokens), manager.block_size, self._rows)
+        lines: list[Incoming] = []
         try:
-            seq = manager.open(tokens, naming.namespace, naming.public, naming.extra)
-        except OutOfSequences as error:
+            if rooms:  # all of its tokens are computed
+                ends = [len(tokens), *(blocks * manager.block_size for blocks in rooms)]
+                lines.append(Incoming(manager, open_on(manager, tokens, naming), tokens))
+            else:
+                ends = [len(tokens) + message.headroom]
+                seq = manager.open(tokens, naming.namespace, naming.public, naming.extra)
+                lines.append(Incoming(manager, seq, tokens))
+            for _ in rooms:
+                lines.append(Incoming(manager, manager.open(), tokens[:0]))
+            copies = reserve(list(zip(lines, ends, strict=True)))
+        except (OutOfBlocks, OutOfSequences) as error:
+            for line in lines:
+                line.close()
             return [Send(worker, Deny(*move, reason=str(error), retry_after=self._limits.retry))]
-        base = manager.length(seq)
-        room = len(tokens) + message.headroom - base
-        try:
-            reservation = manager.reserve([seq], [room])
-        except OutOfBlocks as error:
-            manager.close(seq)
-            return [Send(worker, Deny(*move, reason=str(error), retry_after=self._limits.retry))]
-        it = _Move(
-            move,
-            worker,
-            self._next_lease,
-            seq,
-            tokens,
-            base,
-            reservation.slots,
-            np.zeros(room, np.bool_),
-            now,
-            now,
+        lease, self._next_lease = self._next_lease, self._next_lease + 1
+        it = Arrival(
+            move, worker, lease, naming, message.headroom, lines[0], [*lines[1:]], now, now
         )
-        self._next_lease += 1
         self._moves[move] = it
-        copies: list[Action] = [Copy(reservation.copies)] if len(reservation.copies) else []
-        return [*copies, Send(worker, Grant(*move, lease=it.lease, have=base))]
+        return [*copies, Send(worker, it.grant())]
 
-    def _refusal(self, message: Reserve) -> Deny | None:
-        """Why there is no room, for now or for good; None: there may be."""
-        manager, move, naming = self._manager, message.move, message.naming
-        try:
-            tokens = unpack_tokens(message.tokens)
-            match = manager.match(tokens, naming.namespace, naming.public, naming.extra)
-        except (ValueError, FrameError) as error:
-            return Deny(*move, reason=str(error))
-        size, total = manager.block_size, len(tokens) + max(0, message.headroom)
-        blocks, most = -(-total // size), min(manager.num_blocks, manager.max_blocks_per_seq)
-        if message.headroom < 0 or not len(tokens):
-            reason = f"{len(tokens)} tokens and headroom={message.headroom} are no request"
-            return Deny(*move, reason=reason)
-        if blocks > most:
-            reason = f"{total} tokens take {blocks} blocks, a sequence can have {most} here"
-            return Deny(*move, reason=reason)
-        demand = match.demand + blocks - -(-len(tokens) // size)
-        busy = manager.num_held_blocks + manager.num_draining_blocks
-        available = manager.num_free_blocks + manager.num_cached_blocks
-        spare = self._limits.spare_blocks if busy else 0
-        if demand + spare > available:
-            reason = f"{demand} blocks needed and {spare} kept for others, {available} available"
-            return Deny(*move, reason=reason, retry_after=self._limits.retry)
-        return None
-
-    def _data(self, it: _Move, data: Data, now: float) -> list[Action]:
+    def _data(self, it: Arrival, data: Data, now: float) -> list[Action]:
         malformed = f"data of tokens [{data.start}, {data.stop}) is malformed"
         if not 0 <= data.start < data.stop or len(data.tokens) != 4 * (data.stop - data.start):
             return self._abandon(it, malformed, now)
         tokens = unpack_tokens(data.tokens)
         if (tokens < 0).any():
             return self._abandon(it, malformed, now)
-        again = Nack(*it.id, lease=it.lease, number=data.number, first_bad=it.have)
-        if data.start > len(it.tokens):  # of what lies between not even the tokens are known
-            return self._say(it, again, now)
-        known = it.tokens[data.start : data.stop]
+        line = it.line(data.line)
+        if line is None:
+            if it.parted:  # of a sample that has ended
+                return self._say(it, it.renewal(), now)
+            return self._again(it, data.number, 0, it.common.have, now)
+        if data.start > len(line.tokens):  # of what lies between not even the tokens are known
+            return self._again(it, data.number, data.line, line.have, now)
+        known = line.tokens[data.start : data.stop]
         if not np.array_equal(known, tokens[: len(known)]):
             return self._abandon(it, f"tokens [{data.start}, {data.stop}) are not those known", now)
-        copies: list[Action] = []
-        if data.stop > it.end:
-            if it.have < data.start:
-                return self._say(it, again, now)
+        copies: list[Copy] = []
+        if data.stop > line.end:
+            if not line.is_open:
+                return self._abandon(it, malformed, now)
+            if line.have < data.start:
+                return self._again(it, data.number, data.line, line.have, now)
             try:
-                copies = self._grow(it, data.stop)
+                copies = line.grow(data.stop)
             except (OutOfBlocks, ValueError) as error:
                 return self._abandon(it, f"no room to grow: {error}", now)
-        it.tokens = np.concatenate([it.tokens, tokens[len(known) :]])
-        start = max(data.start, it.base)
-        if start >= data.stop or it.filled[start - it.base : data.stop - it.base].all():
+        line.tokens = np.concatenate([line.tokens, tokens[len(known) :]])
+        start = max(data.start, line.base)
+        if start >= data.stop or not line.missing(start, data.stop):
             return self._say(it, it.renewal(), now)
         it.state = ReceiverState.RECEIVING
-        it.writing = Write(it.worker, data, start, it.slots[start - it.base : data.stop - it.base])
+        slots = line.slots[start - line.base : data.stop - line.base]
+        it.writing = Write(it.worker, data, start, slots)
         return [*copies, it.writing]
 
-    def _grow(self, it: _Move, stop: int) -> list[Action]:
-        """Commits what is there and reserves up to `stop`. Errors as `reserve`: it has no more."""
-        self._commit(it)
-        reservation = self._manager.reserve([it.seq], [stop - it.base])
-        it.slots, it.filled = reservation.slots, np.zeros(stop - it.base, np.bool_)
-        return [Copy(reservation.copies)] if len(reservation.copies) else []
+    def _part(self, it: Arrival, part: Part, now: float) -> list[Action]:
+        """The samples have lines of their own from here on, where all in common is there."""
+        if it.parted:
+            return self._say(it, it.renewal(), now)
+        have = it.common.have
+        try:
+            own = [None if data is None else unpack_tokens(data) for data in part.own]
+        except FrameError:
+            own = []
+        negative = any(tokens is not None and (tokens < 0).any() for tokens in own)
+        if len(own) != len(it.own) or negative or part.common < max(have, 1):
+            return self._abandon(it, f"that samples part at {part.common} is malformed", now)
+        if have < part.common:
+            return self._again(it, part.number, 0, have, now)
+        try:
+            copies = it.part(own)
+        except (OutOfBlocks, OutOfSequences, ValueError) as error:
+            return self._abandon(it, f"no room for its samples: {error}", now)
+        return [*copies, *self._say(it, it.renewal(), now)]
 
-    def _commit(self, it: _Move) -> None:
-        """Ends the reservation: the leading part that was verified is in place."""
-        have = it.have
-        self._manager.commit([it.seq], [it.tokens[it.base : have]])
-        it.base, it.slots, it.filled = have, it.slots[:0], it.filled[:0]
-
-    def _try_to_complete(self, it: _Move, commit: Commit, now: float) -> list[Action]:
-        if it.have < commit.total:
-            nack = Nack(*it.id, lease=it.lease, number=commit.number, first_bad=it.have)
-            return self._say(it, nack, now)
-        self._commit(it)  # which may be more than `total`: the sender was preempted meanwhile
+    def _try_to_complete(self, it: Arrival, commit: Commit, now: float) -> list[Action]:
+        if commit.own and not it.parted:
+            return self._again(it, commit.number, 0, it.common.have, now)
+        totals = [commit.total, *commit.own]
+        if len(totals) != 1 + (len(it.own) if it.parted else 0):
+            return self._abandon(it, f"a commit of {len(totals)} lines is malformed", now)
+        for i, total in enumerate(totals):
+            line = it.line(i)
+            have = 0 if line is None else line.have
+            if have < total:
+                return self._again(it, commit.number, i, have, now)
+        for line, total in zip((it.common, *it.own), totals + [0] * len(it.own), strict=False):
+            if line is not None and line.is_open:
+                line.commit()  # which may be more than `total`: the sender was preempted meanwhile
+                if not total:
+                    line.close()
         it.state, it.until = ReceiverState.COMPLETE, now + self._limits.patience
         it.commit = commit
         done = Completed(it.id, commit.counts, commit.ended)
         return [*self._say(it, it.renewal(), now), done]
 
     def _cancelled(
-        self, it: _Move | None, worker: str, message: Cancel, now: float
+        self, it: Arrival | None, worker: str, message: Cancel, now: float
     ) -> list[Action]:
         if it is None:
             if message.move not in self._ended:
@@ -376,21 +332,27 @@ class Receiver:
         self._leave(it, message.reason, now)
         return [Abandoned(it.id, message.reason)]
 
-    def _say(self, it: _Move, message: Renew | Nack, now: float) -> list[Action]:
+    def _say(self, it: Arrival, message: Renew | Nack, now: float) -> list[Action]:
         it.spoke = now
         return [Send(it.worker, message)]
 
-    def _abandon(self, it: _Move, reason: str, now: float) -> list[Action]:
+    def _again(
+        self, it: Arrival, number: int, line: int, first_bad: int, now: float
+    ) -> list[Action]:
+        """Asks for a line from `first_bad` on, in answer to message `number`."""
+        nack = Nack(*it.id, lease=it.lease, number=number, first_bad=first_bad, line=line)
+        return self._say(it, nack, now)
+
+    def _abandon(self, it: Arrival, reason: str, now: float) -> list[Action]:
         self._leave(it, reason, now)
         return [Send(it.worker, Cancel(*it.id, reason=reason)), Abandoned(it.id, reason)]
 
-    def _leave(self, it: _Move, reason: str, now: float) -> None:
-        """Lets go of the blocks; the leading part that was verified stays cached."""
+    def _leave(self, it: Arrival, reason: str, now: float) -> None:
+        """Lets go of the blocks; the leading parts that were verified stay cached."""
         del self._moves[it.id]
         self._remember(it.id, reason, now)
-        if len(it.slots):
-            self._commit(it)
-        self._manager.close(it.seq)
+        for line in it.lines:
+            line.close()
 
     def _remember(self, move: MoveId, reason: str | None, now: float) -> None:
         """How a move has ended; the oldest first, for `tick`."""

@@ -10,10 +10,9 @@ Nothing is read or sent but by `progress`, to which the host gives a sequence th
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Literal, get_args
+from typing import get_args
+
+import msgspec
 
 from pagedkv.cache import BlockManager, SeqId
 from pagedkv.cache.types import Int32
@@ -26,6 +25,7 @@ from pagedkv.transfer.actions import (
     Send,
     SendData,
 )
+from pagedkv.transfer.departure import Departure, Flying, Mode, SenderState, in_full
 from pagedkv.transfer.limits import TransferLimits
 from pagedkv.transfer.messages import (
     Ack,
@@ -39,57 +39,15 @@ from pagedkv.transfer.messages import (
     MoveId,
     Nack,
     Naming,
+    Part,
     Renew,
     Reserve,
     pack_tokens,
 )
+from pagedkv.transfer.outgoing import Outgoing, Parted, known_tokens
 from pagedkv.transfer.payload import token_bytes
 
-Mode = Literal["prefilled", "live"]
 ToSender = Grant | Deny | Renew | Nack | Ack | Cancel
-
-
-class SenderState(StrEnum):
-    COMPUTING = "computing"
-    READY = "ready"
-
-
-@dataclass(slots=True, eq=False)
-class _Move:
-    """One move. Of the sequence's tokens:
-
-    [0, acked)       at the receiver
-    [acked, sent)    under way, in the messages of `flying`
-    [sent, goal)     to be sent, as far as the window allows
-    """
-
-    id: MoveId
-    to: str
-    mode: Mode
-    reserve: Reserve
-    heard: float
-    spoke: float
-    retry_at: float
-    give_up: float  # asking for room
-    state: SenderState = SenderState.COMPUTING
-    lease: int | None = None
-    acked: int = 0
-    sent: int = 0
-    goal: int = 0
-    number: int = 0  # of the last message
-    flying: deque[tuple[int, int]] = field(default_factory=deque)  # (number, stop)
-    answered: int = 0  # number of the last message that a Nack has answered
-    failures: int = 0  # in a row
-    remaining: int = 2**31  # tokens missing there when the last round of a live move began
-    asked_to_park: bool = False
-    final: Commit | None = None
-    committing: bool = False  # the Commit is under way
-    taken: bool = False  # and has arrived
-
-    @property
-    def waits(self) -> bool:
-        """Whether an answer is due."""
-        return bool(self.flying) or (self.committing and not self.taken)
 
 
 class Sender:
@@ -101,8 +59,9 @@ class Sender:
     def __init__(self, manager: BlockManager, ours: Hello, limits: TransferLimits) -> None:
         self._manager, self._limits = manager, limits
         self._piece = max(1, limits.piece_bytes // (token_bytes(ours) * manager.block_size))
+        self._window = limits.window * self._piece  # blocks
         self._dtype = ours.dtype
-        self._moves: dict[MoveId, _Move] = {}
+        self._moves: dict[MoveId, Departure] = {}
 
     def __contains__(self, move: MoveId) -> bool:
         return move in self._moves
@@ -125,8 +84,10 @@ class Sender:
         mode: Mode,
         headroom: int,
         now: float,
+        own: tuple[int, ...] = (),
     ) -> list[Action]:
-        """Asks `to` for room. tokens: int32 [n], all that are known.
+        """Asks `to` for room. tokens: int32 [n], all that are known; of several samples, those that
+        they have in common, and own: how many each has beyond these.
 
         headroom: tokens for which the receiver is to have room beyond these. A request moves once
         at a time: an earlier move of it is reclaimed. ValueError: the move is under way already, or
@@ -141,51 +102,40 @@ class Sender:
             if other.id.epoch > move.epoch:
                 return [Reclaimed(move, "a newer move of the request is under way")]
             actions += self._fail(other, "a newer move of the request has begun")
-        reserve = Reserve(*move, tokens=pack_tokens(tokens), naming=naming, headroom=headroom)
+        reserve = Reserve(
+            *move, tokens=pack_tokens(tokens), naming=naming, headroom=headroom, own=own
+        )
         limits = self._limits
-        self._moves[move] = _Move(
+        self._moves[move] = Departure(
             move, to, mode, reserve, now, now, now + limits.retry, now + limits.patience
         )
         return [*actions, Send(to, reserve)]
 
-    def progress(self, move: MoveId, seq: SeqId, now: float) -> list[Action]:
-        """K/V of all committed tokens of `seq` can be read now. Sends what the window allows.
+    def progress(
+        self, move: MoveId, seq: SeqId, now: float, parted: Parted | None = None
+    ) -> list[Action]:
+        """K/V of all committed tokens can be read now. Sends what the window allows.
 
-        Before the request is parked only full blocks are sent. KeyError: no such move.
+        seq: of a lone sample, or of what all have in common; where they have `parted`, any that
+        begins with that. Before the request is parked only full blocks are sent. KeyError: no such
+        move.
         """
         it = self._moves[move]
         if it.lease is None:
             return []
         size = self._manager.block_size
-        length = self._manager.length(seq)
+        ends = it.ends(self._manager, seq, parted)
         if it.final is not None:
-            it.goal = it.final.total
+            it.aim(ends)
         elif it.mode == "prefilled":
-            it.goal = max(it.goal, length // size * size)
-        else:
-            park = self._next_round(it, length)
-            if park is not None:
-                return [park]
-        actions = self._send_data(it, seq, length, now)
-        if it.final is not None and it.sent >= it.goal and not it.committing:
-            it.number += 1
-            it.committing = True
-            it.retry_at = self._answer_due(it, now)
-            commit = it.final
-            actions.append(
-                Send(
-                    it.to,
-                    Commit(
-                        *move,
-                        lease=it.lease,
-                        number=it.number,
-                        total=commit.total,
-                        state=commit.state,
-                        counts=commit.counts,
-                        ended=commit.ended,
-                    ),
-                )
-            )
+            it.aim(in_full(ends, parted, size))
+        elif it.next_round(ends, parted, size):
+            return [Park(it.id, it.missing(ends))]
+        actions = self._send_data(it, seq, ends, parted, now)
+        if parted is not None and len(ends) > 1:
+            actions += self._part(it, ends, parted, now)
+        if it.final is not None:
+            actions += self._commit(it, it.final, ends, now)
         if actions:
             it.spoke = now
         return actions
@@ -198,21 +148,21 @@ class Sender:
         counts: tuple[int, ...],
         ended: tuple[bool, ...],
         now: float,
+        parted: Parted | None = None,
     ) -> list[Action]:
-        """The request stands still; all K/V of `seq` is to be moved, then ownership.
+        """The request stands still; all K/V is to be moved, then ownership.
 
-        The host keeps `seq` open until Released or Reclaimed. state: of `pack_state`;
+        The host keeps its sequences open until Released or Reclaimed. state: of `pack_state`;
         counts, ended: what of each sample was reported. ValueError: it is parked already.
         """
         it = self._moves[move]
         if it.final is not None:
             raise ValueError(f"move {move} is parked already")
         it.state = SenderState.READY
-        total = self._manager.length(seq)
         it.final = Commit(
-            *move, lease=0, number=0, total=total, state=state, counts=counts, ended=ended
+            *move, lease=0, number=0, total=0, state=state, counts=counts, ended=ended
         )
-        return self.progress(move, seq, now)
+        return self.progress(move, seq, now, parted)
 
     def cancel(self, move: MoveId, reason: str) -> list[Action]:
         """The request has ended here, or the host cannot go on: the receiver is told.
@@ -268,7 +218,7 @@ class Sender:
                 it.spoke = now
                 actions.append(Send(it.to, it.reserve))
             elif it.waits and now >= it.retry_at:
-                actions += self._again(it, it.acked, "no answer in time", now)
+                actions += self._again(it, "no answer in time", now)
             if it.id in self._moves and now >= it.spoke + limits.heartbeat:
                 it.spoke = now
                 actions.append(Send(it.to, Hold(*it.id, lease=it.lease)))
@@ -294,53 +244,70 @@ class Sender:
 
     # ---- steps of the verbs -------------------------------------------------------------------
 
-    def _next_round(self, it: _Move, length: int) -> Park | None:
-        """A live move: the goal of the next round, or that the request is to be parked."""
-        size = self._manager.block_size
-        if it.acked < it.goal or it.asked_to_park:
-            return None
-        remaining = length - it.acked
-        if remaining < size or remaining >= it.remaining:  # a further round would not gain on it
-            it.asked_to_park = True
-            return Park(it.id, remaining)
-        it.remaining = remaining
-        it.goal = length // size * size
-        return None
-
-    def _send_data(self, it: _Move, seq: SeqId, length: int, now: float) -> list[Action]:
-        """Pieces of [sent, goal), as far as the window and what is computed allow."""
+    def _send_data(
+        self, it: Departure, seq: SeqId, ends: list[int], parted: Parted | None, now: float
+    ) -> list[Action]:
+        """Pieces of all lines, as far as the window and what is computed allow."""
         actions: list[Action] = []
-        manager, size = self._manager, self._manager.block_size
-        end = min(it.goal, length)
-        table = manager.block_table(seq)
-        while it.sent < end and len(it.flying) < self._limits.window:
-            first = it.sent // size
-            stop = min((first + self._piece) * size, end)
-            blocks: Int32 = table[first : -(-stop // size)].copy()
-            start = first * size
-            tokens = manager.contents[blocks].reshape(-1)[: stop - start]
-            it.number += 1
-            it.flying.append((it.number, stop))
-            it.sent = stop
-            it.retry_at = self._answer_due(it, now)
-            data = Data(
-                *it.id,
-                lease=it.lease or 0,
-                number=it.number,
-                start=start,
-                stop=stop,
-                tokens=pack_tokens(tokens),
-                dtype=self._dtype,
-            )
-            actions.append(SendData(it.to, data, blocks))
+        seqs = [seq] if parted is None else [seq, *parted.seqs]
+        for i, (line, end, source) in enumerate(zip(it.lines, ends, seqs, strict=False)):
+            if source is None:
+                continue
+            room = self._window - sum(flying.blocks for flying in it.flying)
+            for piece in line.pieces(self._manager, source, end, self._piece, room):
+                it.number += 1
+                it.flying.append(Flying(it.number, i, piece.stop, len(piece.blocks)))
+                it.retry_at = self._answer_due(it, now)
+                data = Data(
+                    *it.id,
+                    lease=it.lease or 0,
+                    number=it.number,
+                    start=piece.start,
+                    stop=piece.stop,
+                    tokens=pack_tokens(piece.tokens),
+                    dtype=self._dtype,
+                    line=i,
+                )
+                actions.append(SendData(it.to, data, piece.blocks))
         return actions
 
-    def _granted(self, it: _Move, grant: Grant) -> None:
-        if it.lease is None:
-            it.lease = grant.lease
-            it.acked = it.sent = it.goal = grant.have
+    def _part(self, it: Departure, ends: list[int], parted: Parted, now: float) -> list[Action]:
+        """Says that the samples have parted, behind all that they have in common."""
+        if it.parting or it.common.sent < parted.common:
+            return []
+        it.number += 1
+        it.parting = True
+        it.retry_at = self._answer_due(it, now)
+        own = tuple(
+            None
+            if seq is None
+            else pack_tokens(known_tokens(self._manager, seq, parted.common, end))
+            for seq, end in zip(parted.seqs, ends[1:], strict=True)
+        )
+        part = Part(*it.id, lease=it.lease or 0, number=it.number, common=parted.common, own=own)
+        return [Send(it.to, part)]
 
-    def _denied(self, it: _Move, deny: Deny, now: float) -> list[Action]:
+    def _commit(self, it: Departure, final: Commit, ends: list[int], now: float) -> list[Action]:
+        """The Commit, behind all of the K/V."""
+        if it.committing or len(it.lines) < len(ends):
+            return []
+        if any(line.sent < end for line, end in zip(it.lines, ends, strict=False)):
+            return []
+        it.number += 1
+        it.committing = True
+        it.retry_at = self._answer_due(it, now)
+        total, *own = ends
+        commit = msgspec.structs.replace(
+            final, lease=it.lease or 0, number=it.number, total=total, own=tuple(own)
+        )
+        return [Send(it.to, commit)]
+
+    def _granted(self, it: Departure, grant: Grant) -> None:
+        if it.lease is None:
+            it.lease, it.parts = grant.lease, grant.parts
+            it.common = Outgoing(grant.have, grant.have, grant.have)
+
+    def _denied(self, it: Departure, deny: Deny, now: float) -> list[Action]:
         if it.lease is not None:
             return []
         if deny.retry_after is None:
@@ -348,41 +315,52 @@ class Sender:
         it.retry_at = now + deny.retry_after
         return []
 
-    def _renewed(self, it: _Move, renew: Renew, now: float) -> list[Action]:
+    def _renewed(self, it: Departure, renew: Renew, now: float) -> list[Action]:
         it.taken |= renew.complete and it.committing
-        if renew.have <= it.acked:
+        news = it.common.confirm(renew.have)
+        if renew.own and not it.own and it.parting:
+            it.own = [Outgoing(have, have, have) for have in renew.own]
+            news = True
+        for line, have in zip(it.own, renew.own, strict=False):
+            news |= line.confirm(have)
+        if not news:
             return []
-        it.acked = renew.have
-        it.sent = max(it.sent, it.acked)
         it.failures = 0
         it.retry_at = self._answer_due(it, now)
         done = 0
-        while it.flying and it.flying[0][1] <= it.acked:
-            done = it.flying.popleft()[0]
+        while it.flying and it.flying[0].stop <= it.lines[it.flying[0].line].acked:
+            done = it.flying.popleft().number
         return [Free(it.id, done)] if done else []
 
-    def _go_back(self, it: _Move, nack: Nack, now: float) -> list[Action]:
-        if nack.number <= it.answered or nack.first_bad < it.acked:
+    def _go_back(self, it: Departure, nack: Nack, now: float) -> list[Action]:
+        if nack.number <= it.answered or not 0 <= nack.line < len(it.lines):
+            return []
+        if nack.first_bad < it.lines[nack.line].acked:
             return []
         it.answered = nack.number
-        return self._again(it, nack.first_bad, f"token {nack.first_bad} did not arrive whole", now)
+        why = f"token {nack.first_bad} did not arrive whole"
+        return self._again(it, why, now, nack)
 
-    def _again(self, it: _Move, first: int, why: str, now: float) -> list[Action]:
-        """All from token `first` on is sent again, by the next `progress`."""
+    def _again(self, it: Departure, why: str, now: float, nack: Nack | None = None) -> list[Action]:
+        """What was not confirmed is sent again by the next `progress`; of one line what the Nack
+        asks for.
+        """
         it.failures += 1
         if it.failures > self._limits.retries:
             return self._fail(it, f"{why}, {it.failures} times in a row")
         it.retry_at = self._answer_due(it, now)
-        it.sent = min(it.sent, first)
+        for i, line in enumerate(it.lines):
+            line.again(nack.first_bad if nack is not None and nack.line == i else line.acked)
+        it.parting = len(it.own) > 0
         it.committing = it.taken = False
         it.flying.clear()  # not freed: they may arrive yet
         return []
 
-    def _answer_due(self, it: _Move, now: float) -> float:
+    def _answer_due(self, it: Departure, now: float) -> float:
         """A receiver in a long step is not asked in vain too often: payloads are large."""
         return now + self._limits.retry * float(2**it.failures)
 
-    def _fail(self, it: _Move, reason: str, tell: bool = True) -> list[Action]:
+    def _fail(self, it: Departure, reason: str, tell: bool = True) -> list[Action]:
         del self._moves[it.id]
         told: list[Action] = [Send(it.to, Cancel(*it.id, reason=reason))] if tell else []
         return [*told, Free(it.id, it.number), Reclaimed(it.id, reason)]

@@ -1,4 +1,4 @@
-"""A group that comes back: each sample on a sequence of its own, found by its own tokens."""
+"""A group that was moved here: each sample on a sequence of its own, found by its own tokens."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ class Reopening(NamedTuple):
 def reopening(manager: BlockManager, request: Request, found: int) -> Reopening | None:
     """None: less is computed when its samples go along their fork tree.
 
-    found: tokens of what all have in common that the cache has. A group that was moved here, or
-    preempted a short while ago, finds all but perhaps the partly filled block of a sample. What the
-    samples have in common must be there to the last full block: they hold it once then, whatever
-    they find of their own, and take as many blocks as along the tree.
+    found: tokens of what all have in common that the cache has. A group finds all that was moved
+    here with it. What the samples have in common must be there to the last full block: they hold it
+    once then, whatever they find of their own, and take as many blocks as along the tree. A group
+    that is preempted here comes back along its tree, never through the index.
     """
     live = request.live
-    if len(live) == 1 or not request.started or request.scores_prompt:
+    moved_here = request.resumed and request.num_preemptions == 0
+    if not moved_here or len(live) == 1 or not request.started or request.scores_prompt:
         return None
     size = manager.block_size
     shared = request.prompt_length + request.common_output(live)

@@ -18,7 +18,7 @@ from pagedkv.scheduling.messages import Abort
 
 def made() -> tuple[Worker, list[Any], str]:
     """A worker whose core only notes what it gets; the text of its start."""
-    worker, got = Worker("w", "both", 0, shared=False), list[Any]()
+    worker, got = Worker("w", 0, shared=False), list[Any]()
     worker._core = SimpleNamespace(send=got.append)
     worker._objects = ObjectTransport()
     return worker, got, worker._boot

@@ -35,7 +35,7 @@ def test_a_signal_while_ray_starts_leaves_no_ray(monkeypatch: pytest.MonkeyPatch
             return ray
 
         monkeypatch.setattr(actors_module, "start_ray", start_ray)
-        actors = Actors(Plan({"a": "both"}, {}), SimpleNamespace())  # type: ignore[arg-type]
+        actors = Actors(Plan({"a": "both"}, {}), SimpleNamespace())
         starting = asyncio.create_task(actors.start())
         await begun.wait()
         starting.cancel()
@@ -80,7 +80,7 @@ def test_an_idle_worker_tells_all_of_its_cache_when_it_is_asked() -> None:
         reporter.look()
         worker = Worker("a", 0, True)
         asked: list[Ask] = []
-        worker._core = SimpleNamespace(send=asked.append)  # type: ignore[assignment]
+        worker._core = SimpleNamespace(send=asked.append)
         worker._reporter = reporter
         await worker.tell_all()
         assert len(asked) == 1

@@ -12,6 +12,7 @@ from harness import VOCAB, Run, solo
 from pagedkv.cache import BlockManager
 from pagedkv.engine.toy import ToyExecutor
 from pagedkv.errors import ConfigError, PagedKVError, RequestError
+from pagedkv.scheduling.batch import Row, make_batch
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Abort, Add
 from pagedkv.scheduling.params import SamplingParams
@@ -166,6 +167,7 @@ def test_min_tokens_forbids_what_would_end_the_sample():
     forbidden = [step.samples[0].forbidden for step in run.steps]
     assert forbidden[:4] == [(49, natural)] * 4
     assert not any(forbidden[4:])
+    assert [step.samples[0].best for step in run.steps] == [not ids for ids in forbidden]
     assert not {49, natural} & set(run.tokens["a", 0][:4])
     assert len(run.tokens["a", 0]) > 4
 
@@ -459,6 +461,20 @@ def test_several_tokens_of_a_decode_are_computed_next():
     run.finish()
     assert run.tokens["a", 0] == known
     assert query_lens(run) == [[2], [1], [3], [1]]
+
+
+def test_a_row_that_is_wrongly_taken_to_decode_is_loud():
+    run = Run()
+    run.add("a", [1, 2, 3], max_tokens=3)
+    run.step()
+    manager, scheduler = run.core.scheduler.manager, run.core.scheduler
+    (branch,) = scheduler.roster.requests["a"].branches
+    assert branch.decodes
+    rows, seqs = [Row(branch, 2, 2)], np.array([branch.seq])
+    reservation = manager.reserve(seqs, np.array([2]))
+    with pytest.raises(PagedKVError, match="rows of 2 tokens gave 1"):
+        make_batch(manager, 1, rows, seqs, reservation, manager.stamp(), ())
+    manager.close(branch.seq)
 
 
 def test_row_error_wins_over_a_short_score_list():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pagedkv.cache import BlockManager, Reservation
+from pagedkv.errors import PagedKVError
 from pagedkv.scheduling.ending import ending_tokens
 from pagedkv.scheduling.request import Branch, Output, Request
 from pagedkv.scheduling.step import Int64, PromptScore, Sample, Step, Transfer
@@ -156,6 +157,10 @@ def make_batch(
             samples.append(_sample(i, branch.request, output, eos))
             drawing.append(row)
             draws.append(output)
+    if len(tokens) != total:
+        raise PagedKVError(
+            f"rows of {total} tokens gave {len(tokens)}: one is taken to decode and does not"
+        )
     step = Step(
         index=index,
         seqs=seqs,
@@ -188,7 +193,8 @@ def _sample(row: int, request: Request, output: Output, eos: tuple[int, ...]) ->
     if not request.looks_back:
         return sample
     if len(output.tokens) < params.min_tokens:
-        sample = sample._replace(forbidden=ending_tokens(request, eos))
+        forbidden = ending_tokens(request, eos)
+        sample = sample._replace(best=sample.best and not forbidden, forbidden=forbidden)
     penalised = params.has_penalties
     if penalised or params.structured_outputs is not None:
         sample = sample._replace(output=np.array(output.tokens, np.int32))

@@ -167,7 +167,7 @@ class Request:
     wherever they part. search: of a request for beams; its outputs are the beams, best first.
     public: leading tokens of the prompt whose blocks all tenants share. bounds: see `bounds_of`.
     looks_back: whether what may be drawn next depends on what was drawn. takes_best: whether that
-    is the most likely token always, and nothing is told of it.
+    is the most likely token, of those that are not forbidden, and nothing is told of it.
     """
 
     # Without a dict: it has so many attributes that each would be searched for in one of its own.
@@ -254,7 +254,8 @@ class Request:
             params.greedy
             and params.logprobs is None
             and not params.logit_bias
-            and not self.looks_back
+            and not params.has_penalties
+            and params.structured_outputs is None
         )
         self.branches: list[Branch] = []
         self.admitted = False  # ever

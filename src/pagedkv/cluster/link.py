@@ -356,14 +356,8 @@ class ClusterLink:
 
     def _move_away(self, seat: Seat) -> None:
         """What decodes at a worker that is drained, or was left at one that only prefills."""
-        others = [s for s in self._seats if s.takes_decodes and s is not seat]
-        if not others:
-            return
-        load = {other.name: len(self._dispatch.of(other.name)) for other in others}
-        for request in self._dispatch.settled(seat.name):
-            to = min(load, key=lambda name: (load[name], name))
-            load[to] += 1
-            self._carry_out(self._dispatch.move_away(request, to))
+        others = [s.name for s in self._seats if s.takes_decodes and s is not seat]
+        self._carry_out(self._dispatch.empty(seat.name, others))
 
     def _post(self, frame: FromCore) -> None:
         self._frames.put_nowait(frame)

@@ -8,50 +8,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from simulated import all_served, nothing_leaks
 
 from pagedkv.errors import ConfigError
-from pagedkv.simulation import cluster as module
-from pagedkv.simulation.cluster import ClusterRun, ClusterShape, serve_cluster
+from pagedkv.simulation.cluster import ClusterShape, serve_cluster
 from pagedkv.simulation.executor import LinearCost
 from pagedkv.simulation.network import LinkModel
 from pagedkv.simulation.objective import Objective
 from pagedkv.simulation.perf_tables import read_cost
 from pagedkv.simulation.serve import Server, serve
 from pagedkv.simulation.trace import Trace
-from pagedkv.simulation.worker import Worker
 from pagedkv.simulation.workload import LengthTable, Poisson, invent, make_trace
 
 SERVER = Server(num_blocks=300, max_num_seqs=16, max_num_batched_tokens=256)
 COST = LinearCost(0.01, 1e-4)
 TRACE = make_trace(120, rate=8.0, prompt_tokens=100, output_tokens=30, seed=3)
-
-
-@pytest.fixture
-def workers(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
-    """Those of the clusters of a test, to be looked at afterwards."""
-    made: list[Worker] = []
-
-    class Kept(Worker):
-        def __init__(self, *args) -> None:
-            super().__init__(*args)
-            made.append(self)
-
-    monkeypatch.setattr(module, "Worker", Kept)
-    return made
-
-
-def all_served(run: ClusterRun, trace: Trace) -> None:
-    assert {r.reason for r in run.requests} == {"length"}
-    assert [r.tokens for r in run.requests] == np.maximum(trace.output_tokens, 1).tolist()
-
-
-def all_free(workers: list[Worker]) -> None:
-    for worker in workers:
-        manager = worker.core.scheduler.manager
-        manager.check()
-        assert manager.num_held_blocks == manager.num_draining_blocks == 0
-        assert not worker.moves.busy
-        assert not worker.core.has_unfinished()
 
 
 def test_one_worker_is_a_server():
@@ -65,7 +36,7 @@ def test_one_worker_is_a_server():
 def test_workers_share_the_load(workers):
     run = serve_cluster(TRACE.at_speed(4.0), ClusterShape(SERVER, 4), COST)
     all_served(run, TRACE)
-    all_free(workers)
+    nothing_leaks(workers)
     counts = [worker.requests for worker in run.workers]
     assert sum(counts) == len(TRACE)
     assert min(counts) > 15
@@ -77,7 +48,7 @@ def test_workers_share_the_load(workers):
 def test_prefilled_requests_go_on_elsewhere_and_nothing_is_computed_again(workers):
     run = serve_cluster(TRACE, ClusterShape(SERVER, prefill=1, decode=2), COST)
     all_served(run, TRACE)
-    all_free(workers)
+    nothing_leaks(workers)
     moved = int((TRACE.output_tokens > 1).sum())
     assert run.moves.received == moved
     assert run.moves.failed == 0
@@ -112,7 +83,7 @@ def test_a_full_decode_worker_makes_requests_wait_and_nobody_fails(workers):
     tight = replace(SERVER, num_blocks=48, max_model_len=300)
     run = serve_cluster(trace, ClusterShape(tight, prefill=2, decode=1), COST)
     all_served(run, trace)
-    all_free(workers)
+    nothing_leaks(workers)
     assert run.moves.received == 12
 
 
@@ -121,7 +92,7 @@ def test_blocks_that_are_there_by_name_are_not_sent(workers):
     trace = Trace(np.arange(8) * 3.0, np.full(8, 170), np.full(8, 10), None, 16, ids)
     run = serve_cluster(trace, ClusterShape(SERVER, prefill=1, decode=1), COST)
     all_served(run, trace)
-    all_free(workers)
+    nothing_leaks(workers)
     assert run.moves.tokens_there == 7 * 160
     assert run.moves.blocks_sent == 11 + 7
     assert run.cached_tokens >= 7 * 160
@@ -132,7 +103,7 @@ def test_requests_that_end_with_their_first_token_leave_nothing_behind(workers):
     trace = Trace(np.arange(12) * 0.02, np.full(12, 100), outputs, None, None, None)
     run = serve_cluster(trace, ClusterShape(SERVER, prefill=1, decode=1), COST)
     all_served(run, trace)
-    all_free(workers)
+    nothing_leaks(workers)
     assert (run.moves.received, run.moves.failed) == (6, 0)
 
 

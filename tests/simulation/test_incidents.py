@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulated import all_served, keep_workers, nothing_leaks
 
 from pagedkv.errors import ConfigError
 from pagedkv.simulation import cluster as module
 from pagedkv.simulation.clock import VirtualClock
-from pagedkv.simulation.cluster import ClusterRun, ClusterShape, serve_cluster
+from pagedkv.simulation.cluster import ClusterShape, serve_cluster
 from pagedkv.simulation.executor import LinearCost, TimedExecutor
 from pagedkv.simulation.front import Front
 from pagedkv.simulation.incidents import Incidents
 from pagedkv.simulation.network import LinkModel
 from pagedkv.simulation.serve import Server
 from pagedkv.simulation.trace import Trace
-from pagedkv.simulation.worker import Worker
 from pagedkv.simulation.workload import make_trace
 from pagedkv.transfer.routing import FlipConfig
 
@@ -27,41 +27,6 @@ SERVER = Server(num_blocks=120, max_num_seqs=8, max_num_batched_tokens=128, max_
 COST = LinearCost(0.01, 1e-4)
 TRACE = make_trace(40, rate=10.0, prompt_tokens=80, output_tokens=90, seed=5)
 LINK = LinkModel(bytes_per_second=2e9)
-
-
-@pytest.fixture
-def workers(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
-    """Those of the clusters of a test, to be looked at afterwards."""
-    return keep_workers(monkeypatch)
-
-
-def keep_workers(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
-    made: list[Worker] = []
-
-    class Kept(Worker):
-        def __init__(self, *args) -> None:
-            super().__init__(*args)
-            made.append(self)
-
-    monkeypatch.setattr(module, "Worker", Kept)
-    return made
-
-
-def all_served(run: ClusterRun, trace: Trace) -> None:
-    """Each with all of its tokens, and none of them twice."""
-    assert {r.reason for r in run.requests} == {"length"}
-    assert [r.tokens for r in run.requests] == np.maximum(trace.output_tokens, 1).tolist()
-
-
-def nothing_leaks(workers: list[Worker]) -> None:
-    for worker in workers:
-        if worker.alive:
-            manager = worker.core.scheduler.manager
-            manager.check()
-            assert manager.num_held_blocks == manager.num_draining_blocks == 0
-            assert manager.num_free_blocks + manager.num_cached_blocks == manager.num_blocks
-            assert not worker.moves.busy
-            assert not worker.core.has_unfinished()
 
 
 @pytest.mark.parametrize("shape", [{"workers": 3}, {"prefill": 1, "decode": 2}])

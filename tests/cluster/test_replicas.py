@@ -58,6 +58,7 @@ def test_workers_are_as_urgent_as_their_server(replicas: Clustered) -> None:
 
 
 def test_everything_listens_at_loopback_only(replicas: Clustered) -> None:
+    replicas.at_rest()  # all that is to run has started
     pids = {replicas.process.pid, *descendants(replicas.process.pid)}
     listening = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True, check=True).stdout
     ours = [

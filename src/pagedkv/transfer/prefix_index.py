@@ -107,23 +107,25 @@ class WorkerPrefixes:
         names: of the prompt's full blocks in order; no more are taken than are found, and one.
         """
         blocks = np.zeros(num_workers, np.int64)
-        masks = self._masks
-        have, depth = (1 << num_workers) - 1, 0
+        masks, width = self._masks, -(-num_workers // 8)
+        have, depth = (1 << num_workers) - 1, 0  # who has all blocks so far, and how many
+        ends: list[int] = []
+        ending = bytearray()  # for each of `ends`, who has just so many blocks
         for name in names:
             still = have & masks.get(name, 0)
             if still != have:
-                if depth:
-                    blocks[_bits(have & ~still, num_workers)] = depth
+                ends.append(depth)
+                ending += (have ^ still).to_bytes(width, "little")
                 have = still
                 if not have:
-                    return blocks
+                    break
             depth += 1
-        if depth:
-            blocks[_bits(have, num_workers)] = depth
+        if have:
+            ends.append(depth)
+            ending += have.to_bytes(width, "little")
+        if ends:
+            bits = np.unpackbits(np.frombuffer(ending, np.uint8), bitorder="little")
+            # Flat and as bool: ten times as fast as by rows, and there may be hundreds.
+            which, workers = np.divmod(bits.view(np.bool_).nonzero()[0], 8 * width)
+            blocks[workers] = np.array(ends)[which]
         return blocks
-
-
-def _bits(mask: int, num_workers: int) -> Int64:
-    """The places of a mask's bits, ascending."""
-    data = mask.to_bytes(-(-num_workers // 8), "little")
-    return np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little"))

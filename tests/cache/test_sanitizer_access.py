@@ -5,6 +5,8 @@ Every test is an engine's step: reserve, export, report, commit, with one slip i
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from cache_helpers import close_all, remember, write
@@ -60,6 +62,34 @@ def test_blocks_may_be_filled_one_after_the_other(tokens: list[int]) -> None:
     for block in m.block_table(s).tolist():
         watching(m).check_fills([block])
     m.commit([s], [tokens])
+    close_all(m, s)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_blocks_may_be_filled_in_any_order(order: tuple[int, ...]) -> None:
+    """As they come from another worker."""
+    m = sanitized()
+    s = m.open([])
+    for tokens in ([1, 2, 3, 4, 5], [6, 7, 8, 9]):  # the second time behind a part of a block
+        m.reserve([s], [len(tokens)])
+        blocks = m.block_table(s)[-3:]
+        for i in order:
+            watching(m).check_fills(blocks[[i]])
+        m.commit([s], [tokens])
+    close_all(m, s)
+
+
+def test_what_was_filled_counts_for_its_reservation_alone() -> None:
+    m = sanitized()
+    s = m.open([])
+    m.reserve([s], [5])
+    watching(m).check_fills(m.block_table(s)[-1:])
+    m.cancel([s])
+    m.reserve([s], [5])
+    watching(m).check_fills(m.block_table(s)[:-1])
+    with caught(Misuse.PAST_EXTENT, seq=s, step=5):
+        watching(m).check_reads([s], [5], m.tables([s]).padded())
+    m.cancel([s])
     close_all(m, s)
 
 

@@ -11,7 +11,7 @@ from pagedkv.cluster.applied import Applied
 from pagedkv.cluster.dispatch import MOST_LOSSES, Dispatch, Outcome
 from pagedkv.engine.wire import Complete, Disown, Move, MoveFailed, Own
 from pagedkv.scheduling.messages import Abort, Add, Delta, Drawn, Resume
-from pagedkv.scheduling.params import SamplingParams
+from pagedkv.scheduling.params import BeamSearchParams, SamplingParams
 
 
 def add(name: str = "r", n: int = 1) -> Add:
@@ -128,6 +128,30 @@ def test_an_abort_of_what_nobody_has_ends_it_at_once(had: bool) -> None:
     outcome = made.abort(Abort("r"))
     assert [d.finish_reason for d in outcome.deltas] == ["abort"] and outcome.closed == ["r"]
     assert made.place("r", "b").sends == [] and made.abort(Abort("r")).deltas == []
+
+
+@pytest.mark.parametrize("had", [False, True])
+def test_a_sample_that_ends_while_nobody_has_the_request_is_over_wherever_it_goes(
+    had: bool,
+) -> None:
+    made = dispatch(add(n=2))
+    if had:
+        made.place("r", "a")
+        made.lose("a", "killed")
+    (end,) = made.abort(Abort("r", 1)).deltas
+    assert (end.sample, end.finish_reason) == (1, "abort")
+    (_, sent), (_, move) = made.place("r", "p", then="d").sends
+    assert isinstance(sent, Resume) and sent.outputs == (Drawn(), Drawn((), "abort"))
+    bring(made, sent.request_id, 5)
+    outcome = made.complete(Complete("r", move.epoch, (1, 0), (False, True)))
+    assert [worker for worker, _ in outcome.sends] == ["d", "p"]  # own, disown
+
+
+def test_beams_end_together_where_nobody_has_them() -> None:
+    beam = BeamSearchParams(2, 4)
+    made = dispatch(replace(add(), params=beam.sampling, beam=beam))
+    outcome = made.abort(Abort("r", 1))
+    assert [d.sample for d in outcome.deltas] == [0, 1] and outcome.closed == ["r"]
 
 
 def test_a_stop_string_is_told_to_the_new_owner() -> None:

@@ -57,6 +57,11 @@ class _Entry:
     reasons: dict[int, str] = field(default_factory=dict)  # by sample that has ended
     moves: dict[int, str] = field(default_factory=dict)  # under way: where to, by epoch
 
+    def ended_by(self, abort: Abort) -> list[int]:
+        """Samples that are open, and that it ends. Beams end together."""
+        whole = abort.sample is None or self.add.beam is not None
+        return sorted(self.open if whole else self.open & {abort.sample})
+
 
 class Dispatch:
     """The requests of a front end and the workers that have them.
@@ -112,8 +117,7 @@ class Dispatch:
             move = MoveId(abort.request_id, owner.epoch)
             message = replace(abort, request_id=move.owned_id)
             return Outcome([(owner.worker, message)], [], [], [])
-        ends = entry.open if abort.sample is None else entry.open & {abort.sample}
-        return self._end(abort.request_id, sorted(ends), abort.reason)
+        return self._end(abort.request_id, entry.ended_by(abort), abort.reason)
 
     def give_up(self, request: str, error: str, error_type: str) -> Outcome:
         """A request that nobody can serve ends with an error."""
@@ -134,12 +138,15 @@ class Dispatch:
         if entry is None or entry.placed:
             return _nothing()
         entry.placed = True
+        message: ToCore
         if not self._known(request):
-            move = self._fence.open(request, worker, entry.add.params.n)
-            message: ToCore = replace(entry.add, request_id=move.owned_id)
+            move = self._fence.open(request, worker, entry.add.params.n, entry.reasons)
         else:
             move = self._fence.resume(request, worker)
+        if move.epoch or entry.reasons:
             message = self._resume(entry, move)
+        else:
+            message = replace(entry.add, request_id=move.owned_id)
         sends = [(worker, message), *self._aborts(entry, worker, move)]
         if then is not None and then != worker and entry.add.params.max_tokens != 1:
             sends.append(self._move(request, entry, worker, then, "prefilled"))
@@ -275,15 +282,10 @@ class Dispatch:
         entry.placed = False
         entry.moves.clear()
         entry.losses += 1
-        asked = {abort.sample for abort in entry.aborts}
-        stopped = set(entry.open) if None in asked else entry.open & asked
-        if stopped:  # nobody is left to report these ends
-            reasons = {abort.sample: abort.reason for abort in entry.aborts}
-            for sample in sorted(stopped):
-                reason = reasons.get(sample) or reasons[None]
-                _extend(outcome, self._end(request, [sample], reason))
-        if request not in self._entries:
-            return
+        for abort in entry.aborts:  # nobody is left to report these ends
+            _extend(outcome, self._end(request, entry.ended_by(abort), abort.reason))
+            if request not in self._entries:
+                return
         if entry.losses >= MOST_LOSSES:
             error = f"{entry.losses} workers that had the request have died, the last: {why}"
             _extend(outcome, self._end(request, sorted(entry.open), "error", error, "engine"))
@@ -325,6 +327,8 @@ class Dispatch:
         for sample in samples:
             entry.open.discard(sample)
             entry.reasons[sample] = reason
+            if self._known(request) and self._fence.owner(request) is None:
+                self._fence.end(request, sample)
             outcome.deltas.append(
                 Delta(
                     request,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -88,12 +89,17 @@ class Fence:
         self._owned: defaultdict[str, dict[str, None]] = defaultdict(dict)  # requests, by worker
         self._speaking: dict[str, MoveId] = {}  # owners, by the id that a request has there
 
-    def open(self, request: str, worker: str, samples: int = 1) -> MoveId:
-        """A new request goes to `worker`. ValueError: the id is open already."""
+    def open(
+        self, request: str, worker: str, samples: int = 1, ended: Collection[int] = ()
+    ) -> MoveId:
+        """A new request goes to `worker`. ended: samples that the client wants no more.
+
+        ValueError: the id is open already.
+        """
         if request in self._entries:
             raise ValueError(f"request {request!r} is open already: choose another id")
         tokens: list[list[int]] = [[] for _ in range(samples)]
-        entry = _Entry(None, tokens, [False] * samples, 1)
+        entry = _Entry(None, tokens, [i in ended for i in range(samples)], 1)
         self._entries[request] = entry
         self._give(request, entry, Owner(worker, 0))
         return MoveId(request, 0)
@@ -120,6 +126,16 @@ class Fence:
         epoch, entry.next_epoch = entry.next_epoch, entry.next_epoch + 1
         entry.copies[epoch] = _Copy(Owner(to, epoch))
         return MoveId(request, epoch)
+
+    def end(self, request: str, sample: int) -> None:
+        """A sample of an orphaned request is over: its end was handed out, or needs not be.
+
+        ValueError: the request has an owner, who says what is over.
+        """
+        entry = self._entries[request]
+        if entry.owner is not None:
+            raise ValueError(f"request {request!r} has an owner, {entry.owner}: let it end samples")
+        entry.ended[sample] = True
 
     def resume(self, request: str, worker: str) -> MoveId:
         """An orphaned request is resumed at `worker`. ValueError: it has an owner."""

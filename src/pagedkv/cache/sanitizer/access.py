@@ -80,6 +80,11 @@ class Access:
         slots = shadow.slots(rows, shadow.lengths[rows], counts)
         return copies.astype(np.int32), shadow.seqs[rows], counts, slots
 
+    def landed(self) -> Int32:
+        """Blocks of open reservations of which `fills` has been told."""
+        blocks: Int32 = self._shadow.blocks[self._shadow.landed]
+        return blocks
+
     def writes(self, seqs: Int64, counts: Int64, slots: Int64) -> None:
         """Slots about to be written: `counts[i]` for sequence i, flat int64 [T]."""
         shadow, fail = self._shadow, self._report.fail
@@ -172,18 +177,22 @@ class Access:
             )
 
     def fills(self, blocks: Int32) -> None:
-        """Blocks about to be written as a whole; reserved slots in them are then written."""
+        """Blocks about to be written as a whole, in any order; reserved slots in them are then
+        written, as soon as those before them are.
+        """
         self.blocks(blocks)
         shadow, size = self._shadow, self._size
         for row in np.flatnonzero(shadow.reserved > 0).tolist():
             length, reserved = int(shadow.lengths[row]), int(shadow.reserved[row])
-            own = shadow.blocks[row, length // size : -(-(length + reserved) // size)]
-            there = np.isin(own, blocks)
-            if not there.any():
+            entries = slice(length // size, -(-(length + reserved) // size))
+            new = np.isin(shadow.blocks[row, entries], blocks)
+            if not new.any():
                 continue
+            there = shadow.landed[row, entries]
+            there |= new
             before = max(0, int(shadow.written[row]))
-            there[: (length + before) // size - length // size] = True  # by calls before this one
-            full = len(own) if there.all() else int(there.argmin())
+            there[: (length + before) // size - length // size] = True  # by slots
+            full = len(there) if there.all() else int(there.argmin())
             shadow.written[row] = NOT_REPORTED
             count = np.array([max(before, min(reserved, (length // size + full) * size - length))])
             slots = shadow.slots(np.array([row]), shadow.lengths[[row]], count)

@@ -196,7 +196,7 @@ class Sanitizer:
         """Whole blocks about to be written, by a transfer.
 
         They must be held or leased. Where sequences have reserved slots in them, these count as
-        written, from the first on.
+        written, in whichever order the blocks come.
         """
         self._kernel("check_fills", (int_array(blocks, "blocks"),))
 
@@ -244,6 +244,8 @@ class Sanitizer:
             calls.append(("check_copies", (copies,), {}))
         if self._shadow.writes_reported:
             calls.append(("check_writes", tuple(writes), {}))
+        if len(landed := self._access.landed()):
+            calls.append(("check_fills", (landed,), {}))
         return calls
 
     def _take(self, flags: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[Int32, Int64, Int32]:

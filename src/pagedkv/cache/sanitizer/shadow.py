@@ -57,6 +57,7 @@ class Shadow:
         self.copy_sources = np.zeros(max_seqs, np.int64)
         self.copied = np.zeros(max_seqs, np.bool_)  # the pending copy was reported as done
         self.written = np.full(max_seqs, NOT_REPORTED, np.int64)  # tokens of the reservation
+        self.landed = np.zeros((max_seqs, width), np.bool_)  # its entries, written as whole blocks
         self.writes_reported = False  # an engine tells of its writes: then none may be missing
         self.public = np.zeros(max_seqs, np.int64)  # leading tokens without a namespace
         self.row_spaces = np.zeros((max_seqs, 2), np.int32)  # of the public and the private part
@@ -100,6 +101,7 @@ class Shadow:
         self.reserved[rows] = 0
         self.copied[rows] = False
         self.written[rows] = NOT_REPORTED
+        self.landed[rows] = False
 
     def set_entries(self, rows: Int64, at: Int64, blocks: Int32) -> Moved:
         """Sets entries (row, at), counts their blocks, and returns those that changed."""

@@ -106,6 +106,26 @@ def test_the_owner_dies_before_its_last_token_has_come_and_the_copy_is_given_up(
     assert isinstance(sent, Resume) and sent.request_id == "r@2"
 
 
+def test_a_deadline_counts_while_no_worker_has_the_request() -> None:
+    """A worker looks at those of its own."""
+    now = 0.0
+    made = Dispatch(lambda: now)
+    for name, deadline in (("soon", 5.0), ("later", 9.0), ("there", 5.0), ("never", None)):
+        made.add(replace(add(name, n=2), deadline=deadline))
+    made.place("there", "a")
+    now = 5.0
+    assert made.expire() == Outcome([], [], [], [])
+    now = 5.1
+    outcome = made.expire()
+    assert [(d.request_id, d.sample, d.finish_reason, d.error_type) for d in outcome.deltas] == [
+        ("soon", i, "deadline", "deadline") for i in range(2)
+    ]
+    assert outcome.closed == ["soon"] and made.unplaced == ["later", "never"]
+    bring(made, "there@0", 5)
+    made.lose("a", "killed")
+    assert made.expire().closed == ["there"]
+
+
 def test_an_abort_follows_the_request() -> None:
     made = dispatch(add(n=2))
     made.place("r", "a")

@@ -337,6 +337,21 @@ def test_a_request_that_nobody_can_take_ends_with_the_reason(
     asyncio.run(run())
 
 
+def test_a_deadline_that_passes_while_it_waits_for_a_worker_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        now = 0.0
+        link, _ = made(monkeypatch, clock=lambda: now)
+        link.send(replace(request("r"), deadline=3.0))
+        now = 3.1
+        link._give_up_late()
+        (delta,) = (d for f in drained(link) if isinstance(f, Batch) for d in f.deltas)
+        assert (delta.finish_reason, delta.error_type) == ("deadline", "deadline")
+
+    asyncio.run(run())
+
+
 def drained(link: ClusterLink) -> list[FromCore]:
     return [link._frames.get_nowait() for _ in range(link._frames.qsize())]
 

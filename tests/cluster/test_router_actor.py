@@ -95,3 +95,15 @@ def test_a_wish_says_whose_turn_counts_where_the_policy_is_fair(policy, turn) ->
     add = Add("r", (1, 2, 3), SamplingParams(max_tokens=4), arrival=0.0, seed=0, tenant="a")
     got = make_wish(add, (), config, 0.0)
     assert (got.tenant, got.weight) == turn
+
+
+@pytest.mark.parametrize(("drawn", "room"), [((), 40), ((7,) * 39, 1), ((7,) * 40, 1)])
+def test_a_wish_asks_for_room_for_what_is_still_to_be_drawn(drawn, room) -> None:
+    config = SchedulerConfig(4, 64, 128)
+    add = Add("r", (1, 2, 3), SamplingParams(n=2, max_tokens=40), arrival=0.0, seed=0)
+    assert make_wish(add, drawn, config, 0.0).output_tokens == 2 * room
+
+
+def test_a_wish_asks_for_no_more_room_than_a_sequence_may_have() -> None:
+    add = Add("r", (1,) * 100, SamplingParams(max_tokens=None), arrival=0.0, seed=0)
+    assert make_wish(add, (7,) * 20, SchedulerConfig(4, 64, 128), 0.0).output_tokens == 8

@@ -59,6 +59,17 @@ def test_what_cannot_be_moved_is_refused_by_name(change: dict[str, Any], why: st
     assert end.handle("D", reserve, 0.0) == [Send("D", Deny("s", 1, said))]
 
 
+def test_who_was_refused_may_come_back_as_another() -> None:
+    """The one that is started in its place says what it is when it is asked, not before."""
+    end = Endpoint(BlockManager(8, 4), hello("P", 8, 4), LIMITS)
+    end.handle("D", hello("D", 8, 4, model=b"other"), 0.0)
+    end.peer_gone("D", 0.0)
+    (asked,) = end.start(MoveId("r", 1), "D", TOKENS, NAMING, "live", 0, 0.0)
+    assert isinstance(asked, Send) and isinstance(asked.message, Hello)
+    (asked,) = end.handle("D", hello("D", 8, 4, boot=2), 0.0)
+    assert isinstance(asked, Send) and isinstance(asked.message, Reserve)
+
+
 @pytest.mark.parametrize("change", [{"block_size": 7}, {"dtype": "bfloat16"}, {"num_blocks": 3}])
 def test_block_sizes_and_dtypes_may_differ(change: dict[str, Any]) -> None:
     theirs = hello("D", 8, 4, **{k: v for k, v in change.items() if k == "dtype"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -132,6 +133,13 @@ def test_blocks_before_the_first_bad_one_are_kept(bad: int) -> None:
     blocks = as_blocks(data, source.ours, bytes(payload))
     assert store(write, blocks, target.ours, source.ours, target) == 4 + 4 * bad
     assert [(target.blocks[b] == 0x55).all() for b in (8, 7, 6)] == [i >= bad for i in range(3)]
+
+
+def test_a_payload_of_another_dtype_than_its_senders_is_not_read() -> None:
+    source = Store(hello("w", 10, 4, **SHAPE))
+    data = sent(source, [1, 2], 0, 8)
+    assert as_blocks(data, source.ours) is not None
+    assert as_blocks(msgspec.structs.replace(data, dtype="bfloat16"), source.ours) is None
 
 
 @pytest.mark.parametrize("payload", [b"", b"x" * 100])

@@ -105,7 +105,7 @@ def test_decode_workers_grant_only_with_head_room_for_prompt_and_output() -> Non
 
 
 def test_a_prefill_worker_full_of_what_waits_to_be_moved_gets_no_more() -> None:
-    r = router(worker("p", "prefill", free_blocks=9, pinned_blocks=991), worker("d", "decode"))
+    r = router(worker("p", "prefill", free_blocks=9), worker("d", "decode"))
     assert r.handle(want(), 0.0) == []
     assert r.held_for("prefill") == 1
     assert only(r.handle(worker("p", "prefill", free_blocks=10), 1.0)).prefill == "p"

@@ -126,6 +126,18 @@ class Dispatch:
             return _nothing()
         return self._end(request, sorted(entry.open), "error", error, error_type)
 
+    def expire(self) -> Outcome:
+        """Requests that no worker has end when their deadline has passed. A worker does it else."""
+        now, outcome = self._clock(), _nothing()
+        for request in self.unplaced:
+            entry = self._entries[request]
+            deadline = entry.add.deadline
+            if deadline is not None and deadline < now:
+                error = f"the deadline {deadline:.6g} passed at {now:.6g} s while no worker had it"
+                ends = sorted(entry.open)
+                _extend(outcome, self._end(request, ends, "deadline", error, "deadline"))
+        return outcome
+
     # ---- where requests go --------------------------------------------------------------------
 
     def place(self, request: str, worker: str, then: str | None = None) -> Outcome:

@@ -345,7 +345,8 @@ class ClusterLink:
         self._look_at_seats()
 
     def _give_up_late(self) -> None:
-        """Requests that nobody can take for too long end with an error."""
+        """Requests that nobody takes in time, or for too long, end with an error."""
+        self._carry_out(self._dispatch.expire())
         missing, now = self._missing, self._clock()
         if missing is None:
             self._since = dict.fromkeys(self._since, now)

@@ -108,10 +108,9 @@ class RouterActor:
                 wish.output_tokens,
                 self._namer.walk(tokens, frames, wish.public // size, size),
                 None if wish.slack is None else now + wish.slack,
-                wish.tpot,
-                wish.priority,
-                wish.tenant,
-                wish.weight,
+                priority=wish.priority,
+                tenant=wish.tenant,
+                weight=wish.weight,
             )
 
     def _take(self, events: Iterable[RouterEvent]) -> None:

@@ -36,7 +36,6 @@ class Wish(msgspec.Struct, frozen=True):
     namespace: bytes | None = None
     public: int = 0
     slack: float | None = None
-    tpot: float | None = None
     priority: int = 0
     tenant: str | None = None
     weight: float = 1.0
@@ -45,8 +44,9 @@ class Wish(msgspec.Struct, frozen=True):
 def make_wish(add: Add, drawn: tuple[int, ...], config: SchedulerConfig, now: float) -> Wish:
     """Of a request that has drawn these tokens. config: of the workers. now: on its clock."""
     tokens = np.array([*add.prompt, *drawn], "<i4")
-    room = max(1, config.max_model_len - len(tokens))
-    most = min(add.params.max_tokens or room, room, _HEADROOM)
+    room = config.max_model_len - len(tokens)
+    left = room if add.params.max_tokens is None else add.params.max_tokens - len(drawn)
+    most = max(1, min(left, room, _HEADROOM))
     due = [add.arrival + add.ttft_slo] if add.ttft_slo is not None and not drawn else []
     due += [] if add.deadline is None else [add.deadline]
     public = public_length(add.prompt, config.public_prefixes)
@@ -58,7 +58,6 @@ def make_wish(add: Add, drawn: tuple[int, ...], config: SchedulerConfig, now: fl
         namespace_bytes(add.tenant, add.cache_salt),
         public if add.params.prompt_logprobs is None else 0,
         min(due) - now if due and config.overload == "reject" else None,
-        None,
         add.priority,
         tenant,
         weight,

@@ -308,7 +308,7 @@ class Moves:
                 case Completed(move, counts, ended):
                     self.news.append(Complete(*move, counts, ended))
                 case Resumed(move, commit):
-                    todo.extendleft(self._resume(move, commit, now))
+                    todo.extendleft(reversed(self._resume(move, commit, now)))
                 case Abandoned(move, reason):
                     self.news.append(MoveFailed(*move, reason))
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from pagedkv.cache.types import Int32
 from pagedkv.transfer.limits import TransferLimits
 from pagedkv.transfer.messages import Hello, MoveId
-from pagedkv.transfer.payload import token_bytes
-
-UInt8 = npt.NDArray[np.uint8]
+from pagedkv.transfer.payload import UInt8, token_bytes
 
 
 def hello(worker: str, block_size: int, num_blocks: int) -> Hello:

@@ -151,8 +151,9 @@ class Endpoint:
         return [*self._introduced(self.sender.tick(now)), *self.receiver.tick(now)]
 
     def peer_gone(self, worker: str, now: float) -> list[Action]:
-        """The worker is dead, or cannot be reached any more."""
+        """The worker is dead, or cannot be reached any more. What it was is forgotten."""
         self._gone.add(worker)
+        self._refused.pop(worker, None)  # another may be started in its place
         why = f"worker {worker!r} is gone"
         return [*self.sender.peer_gone(worker, why), *self.receiver.peer_gone(worker, why, now)]
 

@@ -54,10 +54,13 @@ def filled(action: SendData, blocks: UInt8, payload: bytes = b"") -> Data:
 
 
 def as_blocks(data: Data, theirs: Hello, payload: bytes | UInt8 | None = None) -> UInt8 | None:
-    """The payload as uint8 [k, block_bytes], no copy; None: it does not have the bytes it must.
+    """The payload as uint8 [k, block_bytes], no copy; None: it is not what its sender has.
 
-    payload: what the transport made of the reference; None: the bytes are in the message.
+    That is of another dtype, or not as many bytes. payload: what the transport made of the
+    reference; None: the bytes are in the message.
     """
+    if data.dtype != theirs.dtype:
+        return None
     flat = np.frombuffer(data.payload if payload is None else payload, np.uint8)
     count = -(-(data.stop - data.start) // theirs.block_size)
     block_bytes = token_bytes(theirs) * theirs.block_size

@@ -65,8 +65,8 @@ class WorkerReport(msgspec.Struct, frozen=True, tag=True):
     """How a worker is doing; the first makes it known. Sent after a step, or a few times a second.
 
     host: workers of one host have the local link between them.
-    free_blocks: free and cached: what a `reserve` could take now. Not those pinned for a receiver.
-    pinned_blocks: computed here, held until another worker has them.
+    free_blocks: free and cached: what a `reserve` could take now. Not those that are computed here
+        and held until another worker has them.
     promised_blocks: that waiting requests will take, that running ones may still grow by, and that
         have been granted to moves on their way here.
     wait_s: until room is made for a request that comes now, before the queued tokens are counted.
@@ -82,7 +82,6 @@ class WorkerReport(msgspec.Struct, frozen=True, tag=True):
     free_blocks: int
     prefill_tokens_per_s: float
     promised_blocks: int = 0
-    pinned_blocks: int = 0
     wait_s: float = 0.0
     queued_tokens: int = 0
     running: int = 0

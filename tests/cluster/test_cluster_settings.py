@@ -37,6 +37,7 @@ METRICS = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
         ({"ray_address": "auto"}, "set workers"),
         ({"workers": "1", "ray_address": "ray://h:10001"}, "host:port or auto"),
         ({"workers": "1", "kv_events_endpoint": "tcp://127.0.0.1:5557"}, "a single engine"),
+        ({"workers": "2", "enable_prefix_caching": "false"}, "leave it on, or workers out"),
         ({"workers": "-1"}, "--workers"),
         ({"flip_roles_after": "0"}, "--flip-roles-after"),
     ],

@@ -37,11 +37,11 @@ from pagedkv.transfer.messages import Hello, MoveId, split_owned_id
 VOCAB = 50
 
 
-def toy_hello(name: str, manager: BlockManager) -> Hello:
+def toy_hello(name: str, manager: BlockManager, boot: int = 1, model: bytes = b"toy") -> Hello:
     return Hello(
         name,
-        1,
-        b"toy",
+        boot,
+        model,
         toy.NUM_LAYERS,
         toy.NUM_KV_HEADS,
         toy.HEAD_DIM,
@@ -76,14 +76,24 @@ def toy_worker(
     limits: TransferLimits | None = None,
     transport: Transport | None = None,
     sanitize: bool = False,
+    boot: int = 1,
+    model: bytes = b"toy",
+    prefix_caching: bool = True,
     **settings,
 ) -> Worker:
-    manager = BlockManager(num_blocks, block_size, max_seqs=max_num_seqs + spare, sanitize=sanitize)
+    manager = BlockManager(
+        num_blocks,
+        block_size,
+        prefix_caching,
+        max_seqs=max_num_seqs + spare,
+        sanitize=sanitize,
+    )
     config = SchedulerConfig(max_num_seqs, budget, 200, eos, VOCAB, **settings)
     executor = ToyExecutor(num_blocks, block_size, VOCAB, sanitizer=manager.sanitizer)
     core = EngineCore(Scheduler(manager, config), executor)
     transport = transport or LocalTransport(payloads, name)
-    return Worker(name, core, Moves(core, executor, transport, toy_hello(name, manager), limits))
+    ours = toy_hello(name, manager, boot, model)
+    return Worker(name, core, Moves(core, executor, transport, ours, limits))
 
 
 class Cluster:

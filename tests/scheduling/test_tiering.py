@@ -251,3 +251,30 @@ def test_a_link_of_which_nothing_is_known_is_tried_with_a_few_blocks():
         assert run.tokens[name, 0] == solo(prompt, max_tokens=3)
     stores = [len(store.blocks) for step in run.steps for store in step.stores]
     assert stores == [4, 9]
+
+
+def test_an_abort_between_look_up_and_admission_holds_nothing_below():
+    """vllm#44100: what a request had looked up in an outer tier stayed locked when it left."""
+    names = []
+
+    class Noting(HostTier):
+        def put(self, name, tokens, data):
+            names.append(name)
+            return super().put(name, tokens, data)
+
+    tier = Noting(7 * payload_bytes(SIZE), payload_bytes(SIZE))
+    run = tiered(8, tier)
+    run.add("before", range(1, 18), max_tokens=1)
+    run.finish()
+    looked_up = names[:4]
+    run.manager.reset_cache()
+    run.add("full", range(20, 44), max_tokens=6)
+    run.step()
+    run.add("a", range(1, 18), max_tokens=4)  # its four blocks are below, and find no room
+    run.step()
+    assert not run.request("a").branches and tier.contains(looked_up) == [True] * 4
+    run.abort("a")
+    run.step()
+    assert run.reason("a") == "abort"
+    run.finish()
+    assert moved(run) == (11, 0) and tier.contains(looked_up) == [False] * 4

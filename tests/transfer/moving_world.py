@@ -149,6 +149,11 @@ class Worker:
         self.remaining: list[int] = []  # tokens that were missing there when a request was parked
         self.parked_for: dict[MoveId, int] = {}  # ticks
 
+    @property
+    def now(self) -> float:
+        """On its own clock."""
+        return self.world.now + self.world.clocks.get(self.name, 0.0)
+
     # ---- the K/V store ------------------------------------------------------------------------
 
     def read(self, blocks: Any) -> Any:
@@ -198,7 +203,7 @@ class Worker:
             request.seq = None
             return
         if opened:
-            self.endpoint.admitted(request.id, self.world.now)
+            self.endpoint.admitted(request.id, self.now)
         for source, target, _ in slots.copies:
             self.kv[target] = self.kv[source]
         size = manager.block_size
@@ -224,13 +229,13 @@ class Worker:
         assert request.seq is not None and request.move is not None
         request.parked = True
         state = pack_state((request.prompt, request.output, request.limit))
-        counts, now = (len(request.output),), self.world.now
+        counts, now = (len(request.output),), self.now
         self.carry(self.endpoint.parked(request.move, request.seq, state, counts, (False,), now))
 
     def pump(self) -> None:
         for request in list(self.requests.values()):
             if request.move in self.endpoint.sender and request.seq is not None:
-                self.carry(self.endpoint.progress(request.move, request.seq, self.world.now))
+                self.carry(self.endpoint.progress(request.move, request.seq, self.now))
 
     # ---- what comes ---------------------------------------------------------------------------
 
@@ -243,7 +248,7 @@ class Worker:
             self.world.to_front(self.name, ("failed", move))
             return
         tokens = np.array(request.known, np.int32)
-        self.carry(self.endpoint.start(move, to, tokens, NAMING, mode, 2, self.world.now))
+        self.carry(self.endpoint.start(move, to, tokens, NAMING, mode, 2, self.now))
         if move in self.endpoint.sender:
             request.move, request.mode = move, mode
 
@@ -276,11 +281,11 @@ class Worker:
             message = unpack(frame)
         except FrameError:
             return
-        self.carry(self.endpoint.handle(source, message, self.world.now))
+        self.carry(self.endpoint.handle(source, message, self.now))
         self.pump()
 
     def carry(self, todo: list[do.Action]) -> None:
-        now, world = self.world.now, self.world
+        now, world = self.now, self.world
         for action in todo:
             match action:
                 case do.Send(to, message):
@@ -364,6 +369,7 @@ class World:
         self.dying: list[str] = []
         self.states_at_death: set[str] = set()
         self.sent_tokens = 0  # whose K/V was sent, again counted again
+        self.clocks: dict[str, float] = {}  # seconds by which a worker's clock is ahead
 
     @property
     def now(self) -> float:
@@ -428,9 +434,9 @@ class World:
             case ("move", owned, move, to, mode):
                 worker.move(owned, move, to, mode)
             case ("own", move):
-                worker.carry(worker.endpoint.own(move, self.now))
+                worker.carry(worker.endpoint.own(move, worker.now))
             case ("drop", owned):
-                worker.carry(worker.endpoint.disown(owned, "the front end says so", self.now))
+                worker.carry(worker.endpoint.disown(owned, "the front end says so", worker.now))
                 worker.drop(owned, "the front end says so")
 
     # ---- time ---------------------------------------------------------------------------------
@@ -480,7 +486,7 @@ class World:
             if report == ("lost",):
                 self.judge(self.fence.worker_lost(name))
                 for other in self._living() if self.deaths_are_told else []:
-                    other.carry(other.endpoint.peer_gone(name, self.now))
+                    other.carry(other.endpoint.peer_gone(name, other.now))
             else:
                 self._hear(name, report)
         while self.front_alive and self.down:
@@ -488,7 +494,7 @@ class World:
             if self.workers[name].alive:
                 self._obey(self.workers[name], order)
         for worker in self._living():
-            worker.carry(worker.endpoint.tick(self.now))
+            worker.carry(worker.endpoint.tick(worker.now))
             worker.step()
         for name in self.dying:
             self.kill(name)

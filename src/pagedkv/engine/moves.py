@@ -83,6 +83,11 @@ class Moves:
     ) -> None:
         self.core, self._scheduler, self._manager = core, core.scheduler, core.scheduler.manager
         self._payloads, self._transport = payloads, transport
+        if not self._manager.prefix_caching:
+            raise ConfigError(
+                "prefix caching is off: a request finds the K/V that were moved with it by their "
+                "names, and would be computed again: switch it on where requests are moved"
+            )
         rows = self._manager.max_seqs - self._scheduler.config.seats
         if rows < 1:
             raise ConfigError(

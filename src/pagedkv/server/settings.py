@@ -494,6 +494,11 @@ def _check_cluster(settings: ServeSettings) -> None:
             f"workers={given.workers} are no part of a split into prefill_workers="
             f"{given.prefill_workers} and decode_workers={given.decode_workers}: give either"
         )
+    if given.roles() and not settings.engine.enable_prefix_caching:
+        raise ConfigError(
+            "enable_prefix_caching=False: workers find the K/V of requests that move to them by "
+            "the prefix cache: leave it on, or workers out"
+        )
     if given.ray_address is not None and not given.roles():
         raise ConfigError(
             f"ray_address={given.ray_address!r:.200} is where workers run: set workers, or "

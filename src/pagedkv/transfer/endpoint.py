@@ -82,7 +82,10 @@ class Endpoint:
         now: float,
         own: tuple[int, ...] = (),
     ) -> list[Action]:
-        """Begins a move to worker `to`; see `Sender.start`. Reclaimed at once if it is refused."""
+        """Begins a move to worker `to`; see `Sender.start`. Reclaimed at once if it is refused,
+        or goes nowhere."""
+        if to == self.ours.worker:
+            return [Reclaimed(move, f"the request is at {to!r} already")]
         if to in self._refused:
             return [Reclaimed(move, self._refused[to])]
         asked = self.sender.start(move, to, tokens, naming, mode, headroom, now, own)

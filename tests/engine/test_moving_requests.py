@@ -106,6 +106,26 @@ def test_a_request_goes_on_where_it_is_when_nobody_takes_it(silent: bool) -> Non
     assert not cluster.moved and len(cluster.failed) == 1
 
 
+@pytest.mark.parametrize("watermark", [0.0, 0.5])
+def test_what_moves_in_leaves_the_watermark_to_those_who_run(watermark: float) -> None:
+    shared: dict = {}
+    p, d = toy_worker("p", shared), toy_worker("d", shared, num_blocks=16, watermark=watermark)
+    cluster = Cluster(p, d)
+    cluster.add(request("runs", range(30, 38), max_tokens=20), "d")
+    cluster.add(request("comes", range(1, 24), max_tokens=6), "p")
+    cluster.move("comes", "d")
+    beside: list[bool] = []
+
+    def look() -> None:
+        if cluster.moved and not beside:
+            beside.append(cluster.is_open("runs"))
+
+    cluster.run(each=look)
+    check(cluster, ())
+    assert beside == [not watermark]  # 8 of 16 blocks are not left beside 7 and what runs
+    assert not cluster.failed
+
+
 def test_to_and_fro_while_it_decodes() -> None:
     shared: dict = {}
     cluster = Cluster(*(toy_worker(name, shared, block_size=3 + (name == "d")) for name in "pd"))

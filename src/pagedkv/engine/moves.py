@@ -99,6 +99,10 @@ class Moves:
                 "a recording does not hold what other workers send: leave `record` out where "
                 "requests are moved"
             )
+        # What starts leaves so much of the pool to those who run, wherever it comes from.
+        watermark = self._scheduler.config.watermark_blocks(self._manager.num_blocks)
+        limits = limits or TransferLimits()
+        limits = replace(limits, spare_blocks=max(watermark, limits.spare_blocks))
         self.endpoint = Endpoint(self._manager, ours, limits, rows)
         self.news: list[MoveNews] = []
         self._leaving: dict[MoveId, Leaving] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -81,7 +80,7 @@ class Admission:
     ) -> None:
         self._manager, self._config = manager, config
         self._forecast = Forecast(manager, config, lengths)
-        self._watermark = math.ceil(config.watermark * manager.num_blocks)
+        self._watermark = config.watermark_blocks(manager.num_blocks)
 
     def shortage(
         self,

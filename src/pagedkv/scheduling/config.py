@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from pagedkv.errors import ConfigError
@@ -146,6 +147,10 @@ class SchedulerConfig:
         So each running decode gets its token in every step.
         """
         return min(self.max_num_seqs, self.max_num_batched_tokens)
+
+    def watermark_blocks(self, num_blocks: int) -> int:
+        """Of a pool of so many, those that a start leaves free: see `watermark`."""
+        return math.ceil(self.watermark * num_blocks)
 
     def turn_of(self, tenant: str | None) -> tuple[str | None, float]:
         """For whom a request of a tenant counts where room is given in turn, and the weight.

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -94,6 +95,15 @@ def test_many_payloads_leave_no_descriptor_behind() -> None:
 def test_what_is_no_reference_is_not_found(reference: bytes) -> None:
     for transport in (InlineTransport(), LocalTransport({}, "p"), SharedMemoryTransport()):
         assert transport.get(reference) is None
+
+
+def test_a_descriptor_that_is_another_files_by_now_is_not_waited_for() -> None:
+    """Such as that of a pipe, which opens when somebody writes to it."""
+    reading, writing = os.pipe()
+    os.close(writing)
+    place = [os.getpid(), reading, os.fstat(reading).st_ino, BLOCKS.nbytes, 1]
+    assert SharedMemoryTransport().get(msgspec.msgpack.encode(place)) is None
+    os.close(reading)
 
 
 def test_in_one_process_nothing_is_copied_or_kept() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from moving_world import LIMITS, NAMING, World, hello
@@ -15,10 +16,18 @@ from pagedkv.transfer.endpoint import Endpoint
 from pagedkv.transfer.handshake import refusal
 from pagedkv.transfer.limits import TransferLimits
 from pagedkv.transfer.messages import (
+    Commit,
+    Data,
     Deny,
     FrameError,
+    Grant,
     Hello,
+    Message,
     MoveId,
+    Nack,
+    Naming,
+    Part,
+    Renew,
     Reserve,
     pack,
     pack_tokens,
@@ -107,6 +116,42 @@ def test_frames_that_are_not_as_they_were_sent_are_no_messages() -> None:
             unpack(frame[:i] + bytes([frame[i] ^ 1]) + frame[i + 1 :])
         with pytest.raises(FrameError):
             unpack(frame[:i])
+
+
+IMPOSSIBLE = [
+    Reserve("r", 1, b"", NAMING, headroom=-1),
+    Reserve("r", 1, b"", NAMING, own=(3, -1)),
+    Reserve("r", 1, b"", Naming(public=-1)),
+    Grant("r", 1, lease=1, have=-4),  # pieces would be sent without end
+    Grant("r", 1, lease=1, have=2**31),
+    Deny("r", 1, "no", retry_after=-1.0),
+    Deny("r", 1, "no", retry_after=float("nan")),
+    Data("r", 1, lease=1, number=1, start=-4, stop=4, tokens=b"", dtype="float32"),
+    Data("r", 1, lease=1, number=1, start=0, stop=2**40, tokens=b"", dtype="float32"),
+    Data("r", 1, lease=1, number=1, start=0, stop=4, tokens=b"", dtype="float32", line=-1),
+    Part("r", 1, lease=1, number=1, common=-1, own=()),
+    Commit("r", 1, lease=1, number=1, total=-1, state=b"", counts=(), ended=()),
+    Commit("r", 1, lease=1, number=1, total=0, state=b"", counts=(-1,), ended=(False,)),
+    Renew("r", 1, lease=1, have=-1),
+    Nack("r", 1, lease=1, number=1, first_bad=-1),
+]
+
+
+@pytest.mark.parametrize("message", IMPOSSIBLE, ids=str)
+def test_numbers_that_cannot_be_are_no_message(message: Message) -> None:
+    with pytest.raises(FrameError, match="no message: Expected"):
+        unpack(pack(message))
+
+
+@pytest.mark.parametrize("change", [{"dtype": "int8"}, {"block_size": 0}, {"block_size": 2}])
+def test_who_says_to_be_another_has_sent_nothing(change: dict[str, Any]) -> None:
+    """Without having been started again: what is under way was of the one that was known."""
+    end = Endpoint(BlockManager(8, 4), hello("D", 8, 4), LIMITS)
+    end.handle("P", hello("P", 8, 4), 0.0)
+    end.handle("P", Reserve("r", 1, pack_tokens(TOKENS), NAMING), 0.0)
+    assert end.receiver.moves
+    end.handle("P", msgspec.structs.replace(hello("P", 8, 4), **change), 0.0)
+    assert not end.receiver.moves
 
 
 def test_a_state_of_another_version_is_refused() -> None:

@@ -234,8 +234,10 @@ def _count(segment: UInt8) -> npt.NDArray[np.uint64]:
 
 def _map(place: _Place) -> UInt8 | None:
     """All of a segment. None: its process is gone, or has closed it."""
-    try:
-        descriptor = os.open(f"/proc/{place.pid}/fd/{place.descriptor}", os.O_RDONLY)
+    try:  # the descriptor may be that of a pipe by now, whose opening must not wait for a writer
+        descriptor = os.open(
+            f"/proc/{place.pid}/fd/{place.descriptor}", os.O_RDONLY | os.O_NONBLOCK
+        )
     except OSError:
         return None
     try:

@@ -182,11 +182,12 @@ class Endpoint:
         if before is not None and hello.boot < before.boot:
             return []  # from before it was started again
         actions: list[Action] = []
-        if before is not None and hello.boot > before.boot:
+        facts = msgspec.structs.replace(hello, wants_answer=False)
+        if before is not None and facts != before:
             why = f"worker {worker!r} was started again"
             actions += self.sender.peer_gone(worker, why, granted_only=True)
             actions += self.receiver.peer_gone(worker, why, now)
-        self._peers[worker] = msgspec.structs.replace(hello, wants_answer=False)
+        self._peers[worker] = facts
         self._gone.discard(worker)
         if hello.wants_answer:
             actions.append(Send(worker, self._hello(wants_answer=False)))

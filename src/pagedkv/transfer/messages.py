@@ -9,7 +9,7 @@ that it has. When samples have parted, line i is that of the i-th of them, from 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,6 +20,10 @@ from pagedkv.errors import PagedKVError
 
 PROTOCOL = 2
 _CHECKSUM_BYTES = 8
+
+# What a frame may have: a peer that says anything else has said nothing.
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]  # of tokens, or a place among them
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class FrameError(PagedKVError, ValueError):
@@ -50,7 +54,7 @@ class Naming(msgspec.Struct, frozen=True, array_like=True):
     """Who else may find the blocks: the arguments of `BlockManager.open` beside the tokens."""
 
     namespace: bytes | None = None
-    public: int = 0
+    public: Count = 0
     extra: bytes | None = None
 
 
@@ -93,8 +97,8 @@ class Reserve(_OfMove, frozen=True):
 
     tokens: bytes
     naming: Naming
-    headroom: int = 0
-    own: tuple[int, ...] = ()
+    headroom: Count = 0
+    own: tuple[Count, ...] = ()
 
 
 class Grant(_OfMove, frozen=True):
@@ -104,7 +108,7 @@ class Grant(_OfMove, frozen=True):
     """
 
     lease: int
-    have: int
+    have: Count
     parts: bool = False
 
 
@@ -112,7 +116,7 @@ class Deny(_OfMove, frozen=True):
     """Receiver: there is no room. Ask again after `retry_after` seconds; None: never."""
 
     reason: str
-    retry_after: float | None = None
+    retry_after: Seconds | None = None
 
 
 class Data(_OfMove, frozen=True):
@@ -126,13 +130,13 @@ class Data(_OfMove, frozen=True):
 
     lease: int
     number: int
-    start: int
-    stop: int
+    start: Count
+    stop: Count
     tokens: bytes
     dtype: str
     checksums: tuple[int, ...] = ()
     payload: bytes = b""
-    line: int = 0
+    line: Count = 0
 
 
 class Part(_OfMove, frozen=True):
@@ -144,7 +148,7 @@ class Part(_OfMove, frozen=True):
 
     lease: int
     number: int
-    common: int
+    common: Count
     own: tuple[bytes | None, ...]
 
 
@@ -158,11 +162,11 @@ class Commit(_OfMove, frozen=True):
 
     lease: int
     number: int
-    total: int
+    total: Count
     state: bytes
-    counts: tuple[int, ...]
+    counts: tuple[Count, ...]
     ended: tuple[bool, ...]
-    own: tuple[int, ...] = ()
+    own: tuple[Count, ...] = ()
 
 
 class Renew(_OfMove, frozen=True):
@@ -172,9 +176,9 @@ class Renew(_OfMove, frozen=True):
     """
 
     lease: int
-    have: int
+    have: Count
     complete: bool = False
-    own: tuple[int, ...] = ()
+    own: tuple[Count, ...] = ()
 
 
 class Nack(_OfMove, frozen=True):
@@ -185,8 +189,8 @@ class Nack(_OfMove, frozen=True):
 
     lease: int
     number: int
-    first_bad: int
-    line: int = 0
+    first_bad: Count
+    line: Count = 0
 
 
 class Hold(_OfMove, frozen=True):

@@ -32,7 +32,7 @@ from pagedkv.engine.wire import (
 )
 from pagedkv.errors import ConfigError
 from pagedkv.scheduling.config import SchedulerConfig
-from pagedkv.scheduling.messages import Add, Delta, Drain, Resume
+from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, Resume
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.transfer.routing import Assign, Role, SetRole
 
@@ -280,6 +280,31 @@ def test_what_is_missing_is_told_at_once_whoever_is_gone(
 
     asyncio.run(run())
     assert "worker a is gone: killed; it is started again, 1 requests go on" in caplog.text
+
+
+def test_who_waits_for_a_worker_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no worker steps: one is full of what stands still, or none is there."""
+
+    async def run() -> None:
+        link, _ = made(monkeypatch)
+        link.came("a", Batch((), None, 0, core_status(toy_core())))
+        for name in "rst":
+            link.send(request(name))
+        drained(link)
+        counts = []
+        for act in (
+            lambda: None,
+            lambda: None,  # nothing has changed: nothing is told
+            lambda: link.decided([Assign("r", "a", "a", 0, 0, 0.0, 0.0, 0.0)]),
+            lambda: link.send(Abort("s")),
+        ):
+            act()
+            link._tell_who_waits()
+            told = [f.status for f in drained(link) if isinstance(f, Batch)]
+            counts.append([s.cluster.unplaced for s in told if s is not None and s.cluster])
+        assert counts == [[3], [], [2], [1]]
+
+    asyncio.run(run())
 
 
 def test_times_of_another_host_are_moved_to_its_clock_and_back(

@@ -10,19 +10,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from pagedkv.cluster.actors import Actors, Plan
 from pagedkv.cluster.applied import Applied
 from pagedkv.cluster.dispatch import Dispatch, Outcome
+from pagedkv.cluster.figures import Figures
 from pagedkv.cluster.questions import Questions
 from pagedkv.cluster.router_messages import make_wish
 from pagedkv.cluster.seats import Seat, Seats
-from pagedkv.cluster.totals import check_alike, total_counters, total_facts, total_status
+from pagedkv.cluster.totals import check_alike, total_facts
 from pagedkv.cluster.worker import Started
 from pagedkv.engine.facts import Facts
-from pagedkv.engine.status import ClusterStatus, CoreStatus
+from pagedkv.engine.status import CoreStatus
 from pagedkv.engine.wire import (
     Answer,
     Ask,
@@ -32,14 +33,12 @@ from pagedkv.engine.wire import (
     Died,
     FromCore,
     MoveFailed,
-    Own,
     PeerGone,
     Ready,
     ToCore,
 )
 from pagedkv.errors import PagedKVError
-from pagedkv.scheduling.counters import EngineCounters
-from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, Message, Resume, StepStats
+from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, Message, StepStats
 from pagedkv.transfer.routing import Assign, FlipConfig, Role, RouterConfig, SetRole, Shed
 
 _LOG = logging.getLogger("pagedkv.cluster")
@@ -75,15 +74,13 @@ class ClusterLink:
         self._frames: asyncio.Queue[FromCore] = asyncio.Queue()
         self._facts: Facts | None = None
         self._example: tuple[str, Facts] | None = None  # a worker, and what all have to be like
-        self._newest: CoreStatus | None = None
-        self._past: list[EngineCounters] = []  # of processes that are gone, added up
+        self._figures = Figures()
         self._draining = False
         self._outbox: dict[str, list[ToCore]] = {}
         self._wishes: list[str] = []
         self._ended: list[str] = []
         self._flushing = False
         self._router_up = False
-        self._cluster = ClusterStatus(())
         self._tasks: list[asyncio.Task[None]] = []
 
     # ---- CoreLink -----------------------------------------------------------------------------
@@ -146,8 +143,7 @@ class ClusterLink:
                 self._carry_out(self._dispatch.complete(frame))
             case MoveFailed(request, _, reason):
                 _LOG.info("request %s was not moved: %s", request, reason)
-                failed = self._cluster.moves_failed + 1
-                self._cluster = replace(self._cluster, moves_failed=failed)
+                self._figures.move_failed()
                 self._carry_out(self._dispatch.fail_move(worker, frame))
 
     def lost(self, worker: str, kind: str, why: str) -> bool:
@@ -155,8 +151,7 @@ class ClusterLink:
             self._post(Died(kind, f"{worker}: {why}"))
             return False
         seat = self._seats[worker]
-        if seat.status is not None:
-            self._past = [total_counters([*self._past, seat.status.counters])]
+        self._figures.ended(seat.status)
         seat.end()
         self._outbox.pop(worker, None)
         self._applied.lost(worker)
@@ -240,7 +235,7 @@ class ClusterLink:
     ) -> None:
         """number: of the front end's message from which it follows. always: a Batch, even empty."""
         for worker, message in outcome.sends:
-            self._count(message)
+            self._figures.sent(message)
             self._send(worker, message, number)
         self._want(outcome.unplaced)
         for request in outcome.closed:
@@ -254,26 +249,13 @@ class ClusterLink:
         if outcome.deltas or (always and self._facts is not None):
             self._post(self._batch(outcome.deltas, stats))
 
-    def _count(self, message: ToCore) -> None:
-        counted = self._cluster
-        match message:
-            case Own():
-                self._cluster = replace(counted, moves_done=counted.moves_done + 1)
-            case Resume():
-                self._cluster = replace(counted, resumed=counted.resumed + 1)
-
     def _batch(self, deltas: Sequence[Delta], stats: StepStats | None) -> Batch:
         return Batch(tuple(deltas), stats, self._applied.count, self._total())
 
     def _total(self) -> CoreStatus | None:
-        present = [seat.status for seat in self._seats if seat.status is not None]
         loads = tuple(seat.load(len(self._dispatch.of(seat.name))) for seat in self._seats)
-        cluster = replace(self._cluster, workers=loads, missing=self._missing)
-        if present:
-            self._newest = total_status(present, self._past, self._draining, cluster)
-        elif self._newest is not None:  # nobody is there: the pools are those that there were
-            self._newest = replace(self._newest, cluster=cluster)
-        return self._newest
+        unplaced = len(self._since)
+        return self._figures.update(self._seats, loads, self._draining, self._missing, unplaced)
 
     @property
     def _missing(self) -> str | None:
@@ -318,6 +300,14 @@ class ClusterLink:
             await asyncio.sleep(min(_LOOK, self._patience / 4))
             self._give_up_late()
             self._look_at_seats()
+            self._tell_who_waits()
+
+    def _tell_who_waits(self) -> None:
+        """Nobody else does where no worker brings anything."""
+        newest = self._figures.newest
+        told = None if newest is None else newest.cluster
+        if told is not None and told.unplaced != len(self._since):
+            self._post(self._batch([], None))
 
     def _look_at_seats(self) -> None:
         for seat in self._seats:

@@ -50,7 +50,8 @@ class ClusterStatus:
     """Workers behind one front end, and what has become of requests since the start.
 
     moves_done, moves_failed: to another worker. resumed: whose worker had died. missing: what has
-    to come back before a new request can start; None: nothing.
+    to come back before a new request can start; None: nothing. unplaced: requests that no worker
+    has now, for none has room, or none is there.
     """
 
     workers: tuple[WorkerLoad, ...]
@@ -58,6 +59,7 @@ class ClusterStatus:
     moves_failed: int = 0
     resumed: int = 0
     missing: str | None = None
+    unplaced: int = 0
 
 
 @dataclass(frozen=True, slots=True)

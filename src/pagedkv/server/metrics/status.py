@@ -58,6 +58,12 @@ def _workers(cluster: ClusterStatus) -> Iterator[Metric]:
     ):
         labelled = [((w.name,), number) for w, number in zip(workers, numbers, strict=True)]
         yield _gauge(name, text, ("worker",), labelled)
+    yield _gauge(
+        "requests_unplaced",
+        "Requests that no worker has, for none has room, or none is there.",
+        (),
+        [((), cluster.unplaced)],
+    )
     yield _counter(
         "worker_restarts",
         "Starts of the worker's process after the first.",

@@ -19,6 +19,8 @@ from pagedkv.engine.facts import Facts
 from pagedkv.engine.toy import ToyExecutor
 from pagedkv.errors import OverloadError
 from pagedkv.scheduling.config import SchedulerConfig
+from pagedkv.scheduling.messages import Add
+from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.tenants import Tenant
 from pagedkv.server.app import create_app
 from pagedkv.server.async_engine import AsyncEngine
@@ -144,6 +146,24 @@ def test_what_is_being_read_takes_room_until_that_is_over() -> None:
         raise AssertionError("it was let in")
     with door.reading(None, requests=1, samples=1, tokens=3):
         pass
+
+
+def test_what_the_core_has_taken_is_not_on_its_way_any_more() -> None:
+    door = Door(Facts(SchedulerConfig(8, 16, 64, max_num_waiting=2), 64, 4, 64))
+    adds = [Add(name, (1, 2), SamplingParams(), 0.0, 0) for name in "abcde"]
+    for number, add in enumerate(adds[:2], 1):
+        door.check(add)
+        door.sent(add, number)
+    with pytest.raises(OverloadError, match="max_num_waiting=2"):
+        door.check(adds[2])
+    door.update(1, None)
+    door.check(adds[2])
+    door.sent(adds[2], 3)  # "b" waits still
+    door.update(1, None, ["c", "c"])
+    door.check(adds[3])
+    door.sent(adds[3], 4)
+    with pytest.raises(OverloadError, match="max_num_waiting=2"):
+        door.check(adds[4])
 
 
 def test_there_is_room_again_when_requests_have_started() -> None:

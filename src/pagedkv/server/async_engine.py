@@ -280,7 +280,8 @@ class AsyncEngine:
     def _deliver(self, batch: Batch) -> None:
         self.status = batch.status or self.status
         self._num_applied, self._heard = batch.applied, self.clock()
-        self.door.update(batch.applied, batch.status)
+        brought = (delta.request_id for delta in batch.deltas)
+        self.door.update(batch.applied, batch.status, brought)
         for output in self.front.process(batch.deltas):
             stream = self._streams.get(output.request_id)
             if stream is not None:

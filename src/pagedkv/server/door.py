@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from pagedkv.engine.facts import Facts
 from pagedkv.engine.status import CoreStatus
@@ -42,7 +42,7 @@ class Door:
         self._tenants = TenantTable(facts.config.tenants, facts.config.default_tenant)
         self._status: CoreStatus | None = None
         self._reading: dict[_Place, None] = {}
-        self._sent: deque[_Place] = deque()
+        self._sent: dict[str, _Place] = {}  # by request, in order
         self._num_refused = 0
 
     @contextmanager
@@ -66,12 +66,22 @@ class Door:
 
     def sent(self, add: Add, number: int) -> None:
         """It is on its way, as the message of this number."""
-        self._sent.append(_Place(add.tenant, 1, add.params.n, len(add.prompt), number))
+        place = _Place(add.tenant, 1, add.params.n, len(add.prompt), number)
+        self._sent[add.request_id] = place
 
-    def update(self, applied: int, status: CoreStatus | None) -> None:
-        """The core has taken so many messages, and this is what waits there then."""
-        while self._sent and self._sent[0].number <= applied:
-            self._sent.popleft()
+    def update(
+        self, applied: int, status: CoreStatus | None, brought: Iterable[str] = ()
+    ) -> None:
+        """The core has taken so many messages, and this is what waits there then.
+
+        brought: requests of which it says something. They are there too, though earlier ones may
+        still wait for one of several workers.
+        """
+        for request in brought:
+            self._sent.pop(request, None)
+        arrived = list(takewhile(lambda it: self._sent[it].number <= applied, self._sent))
+        for request in arrived:
+            del self._sent[request]
         self._status = status or self._status
 
     def counted(self, status: CoreStatus) -> CoreStatus:
@@ -83,7 +93,7 @@ class Door:
         return replace(status, counters=replace(status.counters, requests_refused=refused))
 
     def _check(self, place: _Place) -> None:
-        coming = [*self._reading, *self._sent]
+        coming = [*self._reading, *self._sent.values()]
         samples, tokens = _total(coming)
         own = [one for one in coming if one.tenant == place.tenant]
         own_requests, own_tokens = sum(one.requests for one in own), sum(one.tokens for one in own)

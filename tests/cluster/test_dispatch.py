@@ -40,6 +40,15 @@ def test_a_request_goes_to_a_worker_and_comes_back_under_its_own_id() -> None:
     assert "r" not in made and bring(made, "r@0", 7).deltas == []
 
 
+def test_nothing_is_delivered_of_a_sample_that_has_ended() -> None:
+    made = dispatch(add(n=2))
+    made.place("r", "a")
+    assert len(bring(made, "r@0", 5, end="stop").deltas) == 1
+    assert bring(made, "r@0", 6).deltas == []
+    assert bring(made, "r@0", end="length").deltas == []
+    assert bring(made, "r@0", 7, sample=1, end="stop").closed == ["r"]
+
+
 def test_what_a_dead_worker_had_goes_on_elsewhere_behind_what_was_delivered() -> None:
     made = dispatch(add(n=2))
     made.place("r", "a")

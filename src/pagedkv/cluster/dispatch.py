@@ -207,7 +207,9 @@ class Dispatch:
             if move is None:  # a former owner
                 continue
             ended = delta.finish_reason is not None
-            verdicts = fence.deliver(move, delta.sample, delta.token_ids, ended)[2]
+            new, over, verdicts = fence.deliver(move, delta.sample, delta.token_ids, ended)
+            if len(new) != len(delta.token_ids) or over != ended:  # the sample has ended already
+                continue
             noted = entries[move.request]
             self._note(noted, delta, now)
             fields = list(delta)  # twice as fast as `_replace`, for every token of every worker

@@ -69,9 +69,7 @@ class Door:
         place = _Place(add.tenant, 1, add.params.n, len(add.prompt), number)
         self._sent[add.request_id] = place
 
-    def update(
-        self, applied: int, status: CoreStatus | None, brought: Iterable[str] = ()
-    ) -> None:
+    def update(self, applied: int, status: CoreStatus | None, brought: Iterable[str] = ()) -> None:
         """The core has taken so many messages, and this is what waits there then.
 
         brought: requests of which it says something. They are there too, though earlier ones may

@@ -37,7 +37,7 @@ def pin(pid: int, core: int) -> None:
 
 async def measure(roles: dict[str, Any], given: argparse.Namespace) -> tuple[float, float]:
     """P99 of the gaps between tokens in seconds: quiet, and during the burst."""
-    arguments = {"model": given.model, "num_blocks": given.blocks, "enable_prefix_caching": False}
+    arguments = {"model": given.model, "num_blocks": given.blocks}
     link = ClusterLink(Plan(roles, arguments))
     engine = AsyncEngine(link, tokenizer_of)
     await engine.start()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 LESS = {
+    "bench_cluster": ("--workers", "10", "100", "--requests", "20"),
     "bench_deadlines": ("--minutes", "2", "--loads", "1.0", "1.5"),
     "bench_engine": ("--rounds", "1"),
     "bench_fairness": ("--seconds", "200"),

@@ -231,3 +231,22 @@ def test_a_request_was_admitted_once_wherever_it_goes() -> None:
     made.place("r", "b")
     [delta] = made.take([Delta("r@1", 0, (6,), (None,), admitted_at=2.5)]).deltas
     assert delta.admitted_at == 2.0
+
+
+def test_a_move_counts_once_as_done_or_failed() -> None:
+    made = dispatch(add("r"), add("s"), add("t"), add("u"))
+    for name in "rstu":
+        made.place(name, "p", then="d")
+        bring(made, f"{name}@0", 5)
+    made.complete(Complete("r", 1, (1,), (False,)))
+    for worker in "pd":  # both sides say so
+        made.fail_move(worker, MoveFailed("s", 1, "no room"))
+    bring(made, "t@0", 6, end="stop")
+    made.fail_move("d", MoveFailed("t", 1, "the request has ended"))
+    assert (made.counts.moves_done, made.counts.moves_failed) == (1, 1)
+    made.lose("d", "killed")  # it owned r, and u was on its way there
+    made.fail_move("p", MoveFailed("u", 1, "d is gone"))
+    assert (made.counts.moves_done, made.counts.moves_failed) == (1, 2)
+    made.place("r", "p", then="e")
+    made.lose("p", "killed")
+    assert (made.counts.moves_failed, made.counts.resumed) == (3, 1)

@@ -63,13 +63,23 @@ class _Entry:
         return sorted(self.open if whole else self.open & {abort.sample})
 
 
+@dataclass(slots=True)
+class Counts:
+    """Since the start. moves_failed: that did not change the owner of a request which went on."""
+
+    moves_done: int = 0
+    moves_failed: int = 0
+    resumed: int = 0  # requests whose worker had died
+
+
 class Dispatch:
     """The requests of a front end and the workers that have them.
 
-    clock: seconds, that of the requests' arrivals.
+    clock: seconds, that of the requests' arrivals. counts: for reading only.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
+        self.counts = Counts()
         self._clock = clock
         self._fence = Fence()
         self._entries: dict[str, _Entry] = {}
@@ -155,6 +165,7 @@ class Dispatch:
             move = self._fence.open(request, worker, entry.add.params.n, entry.reasons)
         else:
             move = self._fence.resume(request, worker)
+            self.counts.resumed += 1
         if move.epoch or entry.reasons:
             message = self._resume(entry, move)
         else:
@@ -234,7 +245,7 @@ class Dispatch:
         outcome, move = _nothing(), MoveId(failed.request_id, failed.epoch)
         entry = self._entries.get(move.request)
         if entry is not None:
-            entry.moves.pop(move.epoch, None)
+            self._forget_moves(entry, [move.epoch])  # both sides may say so
         self._follow(self._fence.move_failed(move, worker), outcome, failed.reason)
         return outcome
 
@@ -242,8 +253,7 @@ class Dispatch:
         """The worker is gone with all that it had; its requests go elsewhere."""
         outcome = _nothing()
         for entry in self._entries.values():
-            for epoch in [epoch for epoch, to in entry.moves.items() if to == worker]:
-                del entry.moves[epoch]
+            self._forget_moves(entry, [epoch for epoch, to in entry.moves.items() if to == worker])
         self._follow(self._fence.worker_lost(worker), outcome, why)
         return outcome
 
@@ -272,14 +282,15 @@ class Dispatch:
             match verdict:
                 case Raised(request, old, new):
                     entry = self._entries[request]
-                    entry.moves.clear()
+                    self.counts.moves_done += 1
+                    del entry.moves[new.epoch]
                     outcome.sends.append((new.worker, Own(request, new.epoch)))
                     outcome.sends.append((old.worker, Disown(request, old.epoch)))
                     move = MoveId(request, new.epoch)
                     outcome.sends.extend(self._aborts(entry, new.worker, move))
                 case Disowned(request, owner):
                     if request in self._entries:
-                        self._entries[request].moves.pop(owner.epoch, None)
+                        self._forget_moves(self._entries[request], [owner.epoch])
                     outcome.sends.append((owner.worker, Disown(request, owner.epoch)))
                 case Orphaned(request):
                     self._orphaned(request, outcome, why)
@@ -291,10 +302,16 @@ class Dispatch:
         entry.moves[move.epoch] = to
         return owner, Move(request, move.epoch, to, mode)
 
+    def _forget_moves(self, entry: _Entry, epochs: Iterable[int]) -> None:
+        """They have failed, unless that is known already."""
+        for epoch in epochs:
+            if entry.moves.pop(epoch, None) is not None:
+                self.counts.moves_failed += 1
+
     def _orphaned(self, request: str, outcome: Outcome, why: str) -> None:
         entry = self._entries[request]
         entry.placed = False
-        entry.moves.clear()
+        self._forget_moves(entry, list(entry.moves))
         entry.losses += 1
         for abort in entry.aborts:  # nobody is left to report these ends
             _extend(outcome, self._end(request, entry.ended_by(abort), abort.reason))

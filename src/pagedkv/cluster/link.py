@@ -23,7 +23,7 @@ from pagedkv.cluster.seats import Seat, Seats
 from pagedkv.cluster.totals import check_alike, total_facts
 from pagedkv.cluster.worker import Started
 from pagedkv.engine.facts import Facts
-from pagedkv.engine.status import CoreStatus
+from pagedkv.engine.status import ClusterStatus, CoreStatus
 from pagedkv.engine.wire import (
     Answer,
     Ask,
@@ -143,7 +143,6 @@ class ClusterLink:
                 self._carry_out(self._dispatch.complete(frame))
             case MoveFailed(request, _, reason):
                 _LOG.info("request %s was not moved: %s", request, reason)
-                self._figures.move_failed()
                 self._carry_out(self._dispatch.fail_move(worker, frame))
 
     def lost(self, worker: str, kind: str, why: str) -> bool:
@@ -235,7 +234,6 @@ class ClusterLink:
     ) -> None:
         """number: of the front end's message from which it follows. always: a Batch, even empty."""
         for worker, message in outcome.sends:
-            self._figures.sent(message)
             self._send(worker, message, number)
         self._want(outcome.unplaced)
         for request in outcome.closed:
@@ -254,8 +252,9 @@ class ClusterLink:
 
     def _total(self) -> CoreStatus | None:
         loads = tuple(seat.load(len(self._dispatch.of(seat.name))) for seat in self._seats)
-        unplaced = len(self._since)
-        return self._figures.update(self._seats, loads, self._draining, self._missing, unplaced)
+        counts = asdict(self._dispatch.counts)
+        cluster = ClusterStatus(loads, **counts, missing=self._missing, unplaced=len(self._since))
+        return self._figures.update(self._seats, self._draining, cluster)
 
     @property
     def _missing(self) -> str | None:

@@ -194,7 +194,7 @@ def serve_cluster(
         flip=incidents.flip,
     )
     router = make_router(config)
-    front = Front(agenda, router, run.requests, run.moves, server.scheduling, namer, shed)
+    front = Front(agenda, router, run.requests, server.scheduling, namer, shed)
     around = Surroundings(agenda, network, front, shape.token_bytes, shape.limits, namer, run.moves)
     for name, role in roles.items():
         front.workers[name] = Worker(name, role, server, cost, around)
@@ -224,6 +224,8 @@ def serve_cluster(
         for w in front.workers.values()
     ]
     run.network = NetworkUse(network.num_bytes, network.busy_seconds, network.waited_seconds)
-    run.decisions, run.resumed, run.flips = front.num_decisions, front.num_resumed, front.num_flips
+    counts = front.dispatch.counts
+    run.moves.received, run.moves.failed = counts.moves_done, counts.moves_failed
+    run.decisions, run.resumed, run.flips = front.num_decisions, counts.resumed, front.num_flips
     run.cached_tokens, run.num_events = front.cached_tokens, agenda.num_done
     return run

@@ -12,16 +12,15 @@ import numpy as np
 
 from pagedkv.cache.index import make_frames
 from pagedkv.cluster.dispatch import Dispatch, Outcome
-from pagedkv.engine.wire import Complete, MoveFailed, Own, PeerGone
+from pagedkv.engine.wire import Complete, MoveFailed, PeerGone
 from pagedkv.scheduling.config import SchedulerConfig
-from pagedkv.scheduling.messages import Add, Delta, Resume
+from pagedkv.scheduling.messages import Add, Delta
 from pagedkv.scheduling.namespaces import namespace_bytes
 from pagedkv.simulation.agenda import Agenda
 from pagedkv.simulation.objective import Objective
 from pagedkv.simulation.serve import RequestTimes
-from pagedkv.simulation.worker import MoveCounts, Worker
+from pagedkv.simulation.worker import Worker
 from pagedkv.tiers.names import Namer
-from pagedkv.transfer.messages import MoveId
 from pagedkv.transfer.router import Router
 from pagedkv.transfer.routing import (
     Arrival,
@@ -43,9 +42,8 @@ _TURN = 10.0
 class Front:
     """Sends requests where the router says, and delivers what their owners report.
 
-    times: of each request, filled in here. moved: counted here as well. scheduling: of the workers.
-    namer: of prompts' blocks; None: the router looks at loads alone. objective: what first tokens
-    are due by, or None.
+    times: of each request, filled in here. scheduling: of the workers. namer: of prompts' blocks;
+    None: the router looks at loads alone. objective: what first tokens are due by, or None.
     """
 
     def __init__(
@@ -53,19 +51,17 @@ class Front:
         agenda: Agenda,
         router: Router,
         times: list[RequestTimes],
-        moved: MoveCounts,
         scheduling: SchedulerConfig,
         namer: Namer | None,
         objective: Objective | None,
     ) -> None:
         self.router, self.dispatch = router, Dispatch(lambda: agenda.now)
         self.workers: dict[str, Worker] = {}
-        self.num_decisions = self.num_flips = self.num_resumed = 0
+        self.num_decisions = self.num_flips = 0
         self.last_delivery = 0.0
         self.cached_tokens = 0
-        self.moved, self._scheduling = moved, scheduling
+        self._scheduling = scheduling
         self._agenda, self._times, self._namer, self._objective = agenda, times, namer, objective
-        self._failed: set[MoveId] = set()
 
     def worker(self, name: str) -> Worker:
         return self.workers[name]
@@ -83,8 +79,6 @@ class Front:
         if isinstance(news, Complete):
             self.carry_out(self.dispatch.complete(news))
             return
-        self._failed.add(MoveId(news.request_id, news.epoch))  # both sides may say so
-        self.moved.failed = len(self._failed)
         self.carry_out(self.dispatch.fail_move(worker, news))
 
     def tell_router(self, event: RouterEvent) -> None:
@@ -128,8 +122,6 @@ class Front:
     def carry_out(self, outcome: Outcome) -> None:
         """Does what has followed from something."""
         for worker, message in outcome.sends:
-            self.moved.received += isinstance(message, Own)
-            self.num_resumed += isinstance(message, Resume)
             self.workers[worker].send(message)
         if outcome.deltas:
             self._note(outcome.deltas)

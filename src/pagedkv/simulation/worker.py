@@ -61,7 +61,7 @@ class Listener(Protocol):
 class MoveCounts:
     """What has been moved between all workers.
 
-    received: requests that changed their owner. failed: moves that did not come to that.
+    received, failed: moves, as the front end counts them; see `cluster.dispatch.Counts`.
     blocks_sent: those in part included. tokens_there: not sent, for the receiver had them.
     """
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pagedkv.errors import ConfigError
-from pagedkv.simulation.closed_form import ClosedForm, Device, step_of
+from pagedkv.simulation.closed_form import ClosedForm, Device
 from pagedkv.simulation.executor import LinearCost
 from pagedkv.simulation.objective import Objective
 from pagedkv.simulation.perf_tables import read_cost
@@ -82,13 +82,6 @@ def test_answers_of_one_token_are_prefill_alone():
     only = form(equal(500, 1), ttft=0.3, tpot=1.0)
     assert only.decode_rate() == math.inf
     assert only.colocated().rate == pytest.approx(only.prefill_rate())
-
-
-def test_a_step_for_a_cost():
-    step = step_of(3, 100, 50)
-    assert step.num_tokens == 53
-    assert step.query_lens.tolist() == [1, 1, 1, 50]
-    assert step.context_lens.tolist() == [100, 100, 100, 50]
 
 
 def test_what_cannot_be():

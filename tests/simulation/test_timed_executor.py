@@ -16,7 +16,7 @@ from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.scheduler import Scheduler
 from pagedkv.scheduling.step import Step
 from pagedkv.simulation.clock import VirtualClock
-from pagedkv.simulation.executor import LinearCost, TimedExecutor
+from pagedkv.simulation.executor import LinearCost, TimedExecutor, step_of
 
 
 def simulate(cost: LinearCost) -> tuple[list[Step], list[tuple[float, Delta]], VirtualClock]:
@@ -97,3 +97,10 @@ def test_the_clock_does_not_go_back():
 def test_a_cost_that_cannot_be_is_refused(numbers: tuple[float, ...], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         LinearCost(*numbers)
+
+
+def test_a_step_for_a_cost():
+    step = step_of(3, 100, 50)
+    assert step.num_tokens == 53
+    assert step.query_lens.tolist() == [1, 1, 1, 50]
+    assert step.context_lens.tolist() == [100, 100, 100, 50]

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.errors import ConfigError
-from pagedkv.scheduling.step import Step
-from pagedkv.simulation.executor import StepCost
+from pagedkv.simulation.executor import StepCost, step_of
 from pagedkv.simulation.objective import Objective
 from pagedkv.simulation.split import Rates
 from pagedkv.simulation.trace import Trace
@@ -211,22 +210,3 @@ class ClosedForm:
     def _step(self, decodes: int, chunk: float) -> float:
         """Seconds of a step with so many decodes and a chunk of a prompt."""
         return self._device.cost.seconds(step_of(decodes, round(self.mean_context), round(chunk)))
-
-
-def step_of(decodes: int, context: int, chunk: int) -> Step:
-    """A Step as far as its cost goes: decodes that read so much context, and one new prompt."""
-    counts = np.array([1] * decodes + [chunk] * (chunk > 0), np.int32)
-    none32, none64 = np.zeros(0, np.int32), np.zeros(0, np.int64)
-    return Step(
-        index=0,
-        seqs=np.arange(len(counts)),
-        table_rows=np.arange(len(counts), dtype=np.int32),
-        query_lens=counts,
-        context_lens=np.array([context] * decodes + [chunk] * (chunk > 0), np.int32),
-        tokens=np.zeros(int(counts.sum()), np.int32),
-        positions=none32,
-        slots=none64,
-        copies=np.zeros((0, 3), np.int32),
-        changed_rows=none32,
-        changed_tables=np.zeros((0, 0), np.int32),
-    )

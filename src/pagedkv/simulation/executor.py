@@ -54,6 +54,25 @@ class LinearCost:
         return seconds
 
 
+def step_of(decodes: int, context: int, chunk: int) -> Step:
+    """A Step as far as its cost goes: decodes that read so much context, and one new prompt."""
+    counts = np.array([1] * decodes + [chunk] * (chunk > 0), np.int32)
+    none32, none64 = np.zeros(0, np.int32), np.zeros(0, np.int64)
+    return Step(
+        index=0,
+        seqs=np.arange(len(counts)),
+        table_rows=np.arange(len(counts), dtype=np.int32),
+        query_lens=counts,
+        context_lens=np.array([context] * decodes + [chunk] * (chunk > 0), np.int32),
+        tokens=np.zeros(int(counts.sum()), np.int32),
+        positions=none32,
+        slots=none64,
+        copies=np.zeros((0, 3), np.int32),
+        changed_rows=none32,
+        changed_tables=np.zeros((0, 0), np.int32),
+    )
+
+
 class TimedExecutor:
     """An Executor that advances a clock by the cost of each step.
 

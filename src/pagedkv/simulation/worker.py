@@ -26,8 +26,7 @@ from pagedkv.scheduling.messages import Abort, Add, Delta, Resume
 from pagedkv.scheduling.scheduler import Scheduler
 from pagedkv.simulation.agenda import Agenda
 from pagedkv.simulation.clock import VirtualClock
-from pagedkv.simulation.closed_form import step_of
-from pagedkv.simulation.executor import StepCost, TimedExecutor
+from pagedkv.simulation.executor import StepCost, TimedExecutor, step_of
 from pagedkv.simulation.kv import NoKV, NoTransport, hello
 from pagedkv.simulation.network import Network
 from pagedkv.simulation.serve import Server

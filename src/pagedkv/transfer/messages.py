@@ -61,7 +61,7 @@ class Naming(msgspec.Struct, frozen=True, array_like=True):
 class Hello(msgspec.Struct, frozen=True, tag=True):
     """What a worker is: sent before anything else, compared by `handshake.refusal`.
 
-    boot: another number each time the worker is started. model: a digest of all that K/V depend on
+    boot: a larger number each time the worker is started. model: a digest of all that K/V depend on
     beside the tokens, but for what is named here. wants_answer: the peer's own Hello is wanted.
     Later protocols may add fields, with defaults, and keep these.
     """

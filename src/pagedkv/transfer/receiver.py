@@ -153,7 +153,7 @@ class Receiver:
             return []
         if it.state is ReceiverState.OWNED:
             return self.admitted(move, now)
-        return self._abandon(it, reason, now)[:-1]
+        return [self._cancel(it, reason, now)]  # who gave it up need not be told that it is
 
     def admitted(self, move: MoveId, now: float) -> list[Action]:
         """The scheduler has the blocks of an owned request, or needs them no more."""
@@ -344,8 +344,11 @@ class Receiver:
         return self._say(it, nack, now)
 
     def _abandon(self, it: Arrival, reason: str, now: float) -> list[Action]:
+        return [self._cancel(it, reason, now), Abandoned(it.id, reason)]
+
+    def _cancel(self, it: Arrival, reason: str, now: float) -> Send:
         self._leave(it, reason, now)
-        return [Send(it.worker, Cancel(*it.id, reason=reason)), Abandoned(it.id, reason)]
+        return Send(it.worker, Cancel(*it.id, reason=reason))
 
     def _leave(self, it: Arrival, reason: str, now: float) -> None:
         """Lets go of the blocks; the leading parts that were verified stay cached."""

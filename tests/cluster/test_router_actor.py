@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+from pagedkv.cluster import in_order
+from pagedkv.cluster.actors import Actors, Plan
 from pagedkv.cluster.router_actor import RouterActor
-from pagedkv.cluster.router_messages import Duty, Wish, make_wish
+from pagedkv.cluster.router_messages import Duty, Turn, Wish, make_wish
+from pagedkv.errors import PagedKVError
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Add
 from pagedkv.scheduling.params import SamplingParams
@@ -28,10 +34,21 @@ def wish(name: str) -> Wish:
     return Wish(name, np.arange(8, dtype="<i4").tobytes(), 8)
 
 
-async def begun(duties: dict[str, Duty], config: RouterConfig = CONFIG) -> RouterActor:
-    actor = RouterActor()
-    await actor.begin(config, {})
-    await actor.assign(duties)
+class Router(RouterActor):
+    """Whose calls are numbered here, and come in that order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = (Turn(1, number) for number in itertools.count())
+
+    async def told(self, what: str, it: Any) -> None:
+        await getattr(self, what)(next(self.turns), it)
+
+
+async def begun(duties: dict[str, Duty], config: RouterConfig = CONFIG) -> Router:
+    actor = Router()
+    await actor.begin(1, config, {})
+    await actor.told("assign", duties)
     for name in duties:
         await actor.observe(report(name), [])
     return actor
@@ -41,12 +58,12 @@ def test_what_a_worker_is_for_is_what_the_front_end_says() -> None:
     async def run() -> None:
         actor = await begun({"a": Duty("prefill", False), "b": Duty("decode", False)})
         await actor.observe(report("unknown"), [])
-        await actor.arrive([wish("r")])
+        await actor.told("arrive", [wish("r")])
         [decision] = await actor.decide()
         assert isinstance(decision, Assign)
         assert (decision.prefill, decision.decode) == ("a", "b")
-        await actor.assign({"a": Duty("decode", False), "b": Duty("prefill", False)})
-        await actor.arrive([wish("s")])
+        await actor.told("assign", {"a": Duty("decode", False), "b": Duty("prefill", False)})
+        await actor.told("arrive", [wish("s")])
         [decision] = await actor.decide()
         assert isinstance(decision, Assign)
         assert (decision.prefill, decision.decode) == ("b", "a")
@@ -61,11 +78,11 @@ def test_a_side_that_starves_gets_a_worker_of_the_other() -> None:
         duties = {**prefills, "d": Duty("decode", False)}
         actor = await begun(duties, RouterConfig(4, 1, flip=flip))
         await actor.observe(report("d", free=0), [])
-        await actor.arrive([wish("r")])  # waits: it has no room to decode
+        await actor.told("arrive", [wish("r")])  # waits: it has no room to decode
         [decision] = await actor.decide()
         assert isinstance(decision, SetRole) and decision.role == "decode"
         assert decision.worker in prefills
-        await actor.assign({**duties, decision.worker: Duty("decode", False)})
+        await actor.told("assign", {**duties, decision.worker: Duty("decode", False)})
         [placed] = await actor.decide()
         assert isinstance(placed, Assign) and placed.decode == decision.worker
 
@@ -80,10 +97,10 @@ def test_an_error_of_any_call_comes_to_whoever_waits_for_decisions() -> None:
         await actor.observe(report("a"), [(0, b"no events")])
         with pytest.raises(msgspec.DecodeError):
             await actor.decide()
-        await actor.arrive([wish("r")])  # it has no router any more
-        await actor.begin(CONFIG, {})
+        await actor.told("arrive", [wish("r")])  # it has no router any more
+        await actor.begin(2, CONFIG, {})
         await actor.observe(report("a"), [])
-        await actor.arrive([wish("r")])
+        await actor.arrive(Turn(2, 0), [wish("r")])
         assert len(await actor.decide()) == 1
 
     asyncio.run(run())
@@ -107,3 +124,66 @@ def test_a_wish_asks_for_room_for_what_is_still_to_be_drawn(drawn, room) -> None
 def test_a_wish_asks_for_no_more_room_than_a_sequence_may_have() -> None:
     add = Add("r", (1,) * 100, SamplingParams(max_tokens=None), arrival=0.0, seed=0)
     assert make_wish(add, (7,) * 20, SchedulerConfig(4, 64, 128), 0.0).output_tokens == 8
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_calls_that_overtake_each_other_are_taken_in_the_order_of_the_front_end(seed: int) -> None:
+    """Through what numbers them, with a Ray that is none: else an end would come before its arrival
+
+    and that request would take room for ever.
+    """
+
+    async def run() -> None:
+        router, calls = RouterActor(), list[Any]()
+
+        def handle(name: str) -> Any:
+            return SimpleNamespace(
+                remote=lambda *given: calls.append(getattr(router, name)(*given))
+            )
+
+        actors = Actors(Plan({"a": "both"}, {}), SimpleNamespace(routed=lambda up: None))
+        begin = SimpleNamespace(remote=router.begin)
+        actors._router = SimpleNamespace(
+            begin=SimpleNamespace(options=lambda **given: begin),
+            decide=SimpleNamespace(remote=asyncio.Event().wait),
+            **{name: handle(name) for name in ("assign", "arrive", "end", "lose")},
+        )
+        actors.lose("a")  # it would know nothing of it
+        actors.route(CONFIG)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        actors.assign({"a": Duty("both", False)})
+        actors.lose("a")
+        for number in range(8):
+            actors.wish([wish(f"r{number}")])
+            actors.end([f"r{number}"])
+        actors.wish([wish("last")])
+        random.Random(seed).shuffle(calls)
+        for call in calls:
+            await call
+        await router.observe(report("a"), [])
+        assert [decision.request_id for decision in await router.decide()] == ["last"]
+        await actors.close()
+
+    asyncio.run(run())
+
+
+def test_a_call_that_never_comes_is_told_to_whoever_waits_for_decisions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(in_order, "LATE", 0.0)
+
+    async def run() -> None:
+        actor = await begun({"a": Duty("both", False)})
+        await actor.arrive(Turn(1, 2), [wish("r")])
+        with pytest.raises(PagedKVError, match="call 1 did not come"):
+            await actor.decide()
+        await actor.begin(2, CONFIG, {})
+        await actor.begin(2, CONFIG, {})  # Ray may say it twice
+        await actor.observe(report("a"), [])
+        await actor.arrive(Turn(2, 0), [wish("s")])
+        await actor.begin(2, CONFIG, {})
+        await actor.arrive(Turn(1, 1), [wish("t")])  # of the session before
+        assert [it.request_id for it in await actor.decide()] == ["s"]
+
+    asyncio.run(run())

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedkv.cluster import worker as worker_module
+from pagedkv.cluster import in_order
 from pagedkv.cluster.objects import ObjectTransport, Parcel
 from pagedkv.cluster.worker import Worker
 from pagedkv.engine.wire import Died, FromPeer, pack, unpack_from_core
@@ -37,7 +37,7 @@ def test_a_call_that_overtakes_waits() -> None:
 
 
 def test_a_call_that_never_comes_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "_LATE", 0.0)
+    monkeypatch.setattr(in_order, "LATE", 0.0)
 
     async def run() -> None:
         worker, got, boot = made()

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from pagedkv import __version__
 from pagedkv.cluster.router_actor import RouterActor
-from pagedkv.cluster.router_messages import Duty, Wish
+from pagedkv.cluster.router_messages import Duty, Turn, Wish
 from pagedkv.cluster.runtime import start_ray
 from pagedkv.cluster.worker import Started, Worker
 from pagedkv.engine.machine import num_threads
@@ -84,6 +84,8 @@ class Actors:
         self._boots: dict[str, str] = {}
         self._starts: Counter[str] = Counter()
         self._sends: Counter[str] = Counter()  # since the last start
+        self._session = self._calls = 0  # with routers; of the router since its session began
+        self._routed = False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -118,19 +120,19 @@ class Actors:
 
     def wish(self, wishes: Sequence[Wish]) -> None:
         """Requests want workers. Nobody answers while the router is not there."""
-        self._router.arrive.remote(list(wishes))
+        self._tell(self._router.arrive, list(wishes))
 
     def end(self, requests: Sequence[str]) -> None:
         """Requests are over."""
-        self._router.end.remote(list(requests))
+        self._tell(self._router.end, list(requests))
 
     def assign(self, duties: Mapping[str, Duty]) -> None:
         """What each worker is for."""
-        self._router.assign.remote(dict(duties))
+        self._tell(self._router.assign, dict(duties))
 
     def lose(self, worker: str) -> None:
         """The router is to forget what it knows of a worker."""
-        self._router.lose.remote(worker)
+        self._tell(self._router.lose, worker)
 
     async def close(self) -> None:
         """Ends all of it; what is not yet complete at the workers is lost."""
@@ -157,6 +159,12 @@ class Actors:
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.error("an actor is not followed any more", exc_info=error)
             self._listener.broken(error)
+
+    def _tell(self, call: Any, it: Any) -> None:
+        """The router, in order. One that is not there will know nothing, and is told all then."""
+        if self._routed:
+            call.remote(Turn(self._session, self._calls), it)
+            self._calls += 1
 
     async def _follow(self, name: str) -> None:
         """Starts a worker, hears what it says, and again when it is lost."""
@@ -222,14 +230,17 @@ class Actors:
                 yield unpack_from_core(data)
 
     async def _follow_router(self, config: RouterConfig) -> None:
-        router = self._router
+        begin = self._router.begin.options(max_task_retries=-1)
         while True:
             try:
-                await router.begin.options(max_task_retries=-1).remote(config, self._workers)
+                self._session, self._calls = self._session + 1, 0
+                await begin.remote(self._session, config, self._workers)
+                self._routed = True
                 self._listener.routed(True)
                 while True:
-                    self._listener.decided(await router.decide.remote())
+                    self._listener.decided(await self._router.decide.remote())
             except self._ray.exceptions.RayError as error:
+                self._routed = False
                 _LOG.warning("the router is gone and is started again: %s", self._why(error))
                 self._listener.routed(False)
                 if isinstance(error, self._ray.exceptions.RayTaskError):  # it may fail again

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+import asyncio
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 Parcel = TypeVar("Parcel")
+
+# Seconds that a parcel may be late when later ones have come already.
+LATE = 10.0
 
 
 class InOrder(Generic[Parcel]):
@@ -28,3 +33,17 @@ class InOrder(Generic[Parcel]):
             ready.append(self._early.pop(self._next))
             self._next += 1
         return ready
+
+
+def when_late(parcels: InOrder[Any], act: Callable[[str], None]) -> None:
+    """To be called when one has come: acts if the others still wait for the same one long after.
+
+    act: is told what is missing, in the running event loop.
+    """
+
+    def look(missing: int) -> None:
+        if parcels.missing == missing:
+            act(f"call {missing} did not come for {LATE:g} s")
+
+    if parcels.missing is not None:
+        asyncio.get_running_loop().call_later(LATE, look, parcels.missing)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from pagedkv.cache.index import make_frames
+from pagedkv.cluster.in_order import InOrder, when_late
 from pagedkv.cluster.reporter import NAMES
-from pagedkv.cluster.router_messages import Duty, Wish
+from pagedkv.cluster.router_messages import Duty, Turn, Wish
+from pagedkv.errors import PagedKVError
 from pagedkv.tiers.names import Namer
 from pagedkv.transfer.events import decode_batch
 from pagedkv.transfer.router import Router
@@ -39,12 +42,15 @@ class RouterActor:
     """Hosts a `transfer.router.Router`. It knows nothing when it starts, and is told soon.
 
     Nobody waits for what becomes of a call but of `decide`: that one raises what any has raised.
-    The router is gone then, and another one is made by `begin`.
+    The router is gone then, and another one is made by `begin`. What the front end tells is taken
+    in the order of its turns: `end` must not come before the `arrive` of that request.
     """
 
     def __init__(self) -> None:
         self._workers: Mapping[str, Any] = {}
         self._router: Router | None = None
+        self._session = 0  # none yet
+        self._calls: InOrder[Callable[[], None]] = InOrder()
         self._namer = Namer(NAMES)
         self._duties: Mapping[str, Duty] = {}
         self._decisions: list[Assign | Shed | SetRole] = []
@@ -52,31 +58,34 @@ class RouterActor:
         self._failure: Exception | None = None
         self._ticking: asyncio.Task[None] | None = None
 
-    async def begin(self, config: RouterConfig, workers: Mapping[str, Any]) -> None:
-        """The front end is there. workers: actors by name."""
+    async def begin(self, session: int, config: RouterConfig, workers: Mapping[str, Any]) -> None:
+        """The front end is there. workers: actors by name. Nothing the second time.
+
+        session: larger than any before.
+        """
+        if session <= self._session:
+            return
+        self._session, self._calls = session, InOrder()
         self._router, self._workers, self._failure = Router(config), workers, None
         self._decisions = []
         if self._ticking is None:
             self._ticking = asyncio.create_task(self._tick())
 
-    async def assign(self, duties: Mapping[str, Duty]) -> None:
+    async def assign(self, turn: Turn, duties: Mapping[str, Duty]) -> None:
         """What the workers are for from now on, by name: the front end's to say, not theirs."""
-        self._duties = duties
-        reports = () if self._router is None else tuple(self._router.fleet.reports.values())
-        self._take(self._on_duty(report) for report in reports)
+        self._in_turn(turn, partial(self._assign, duties))
 
-    async def arrive(self, wishes: list[Wish]) -> None:
+    async def arrive(self, turn: Turn, wishes: list[Wish]) -> None:
         """Requests want workers; `decide` answers. One that is told of twice counts once."""
-        if self._router is not None:
-            self._take(self._arrivals(wishes, self._router.config.block_size))
+        self._in_turn(turn, partial(self._arrive, wishes))
 
-    async def end(self, requests: list[str]) -> None:
+    async def end(self, turn: Turn, requests: list[str]) -> None:
         """Requests are over."""
-        self._take(Ended(request) for request in requests)
+        self._in_turn(turn, lambda: self._take(Ended(request) for request in requests))
 
-    async def lose(self, worker: str) -> None:
+    async def lose(self, turn: Turn, worker: str) -> None:
         """A worker is gone."""
-        self._take([WorkerGone(worker)])
+        self._in_turn(turn, lambda: self._take([WorkerGone(worker)]))
 
     async def observe(self, report: WorkerReport, events: list[tuple[int, bytes]]) -> None:
         """From a worker: how it is, and what its cache has done."""
@@ -92,6 +101,29 @@ class RouterActor:
             raise self._failure
         decisions, self._decisions = self._decisions, []
         return decisions
+
+    def _in_turn(self, turn: Turn, act: Callable[[], None]) -> None:
+        """Calls of another session are dropped: they are about what is not known here any more."""
+        if turn.session != self._session:
+            return
+        calls = self._calls
+        for ready in calls.take(turn.number, act):
+            ready()
+        when_late(calls, lambda missing: self._give_up(calls, missing))
+
+    def _give_up(self, calls: InOrder[Callable[[], None]], missing: str) -> None:
+        """Without what did not come it is not known which requests there are."""
+        if calls is self._calls:
+            self._fail(PagedKVError(missing))
+
+    def _assign(self, duties: Mapping[str, Duty]) -> None:
+        self._duties = duties
+        reports = () if self._router is None else tuple(self._router.fleet.reports.values())
+        self._take(self._on_duty(report) for report in reports)
+
+    def _arrive(self, wishes: list[Wish]) -> None:
+        if self._router is not None:
+            self._take(self._arrivals(wishes, self._router.config.block_size))
 
     def _on_duty(self, report: WorkerReport) -> WorkerReport:
         return msgspec.structs.replace(report, **self._duties[report.worker]._asdict())
@@ -123,8 +155,11 @@ class RouterActor:
                 for decision in router.handle(event, time.monotonic()):
                     self._carry_out(decision)
         except Exception as error:
-            self._router, self._failure = None, error
-            self._news.set()
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._router, self._failure = None, error
+        self._news.set()
 
     def _carry_out(self, decision: Decision) -> None:
         match decision:

@@ -16,6 +16,17 @@ from pagedkv.transfer.routing import Role
 _HEADROOM = 256
 
 
+class Turn(NamedTuple):
+    """When a call of the front end is to be taken: Ray does not keep calls in order.
+
+    session: counts what the front end has begun with routers. number: counts the calls of one, from
+    0.
+    """
+
+    session: int
+    number: int
+
+
 class Duty(NamedTuple):
     """What a worker is for. draining: it gets nothing new."""
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pagedkv import __version__
-from pagedkv.cluster.in_order import InOrder
+from pagedkv.cluster.in_order import InOrder, when_late
 
 if TYPE_CHECKING:
     from pagedkv.cluster.objects import ObjectTransport, Parcel
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 # Requests on their way to a worker at once.
 _MOST_MOVES = 32
-# Seconds that frames may be late when later ones have come already.
-_LATE = 10.0
 # Asks a core something only to have the reporter look at it; the front end counts from 0.
 _NOBODY = -1
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -117,8 +115,7 @@ class Worker:
             for frame in ready:
                 if self._core is not None:
                     self._core.send(unpack_to_core(frame))
-        if (missing := self._inbox.missing) is not None:
-            asyncio.get_running_loop().call_later(_LATE, self._give_up, missing)
+        when_late(self._inbox, self._give_up)
 
     async def receive(self, boot: str) -> tuple[float, list[bytes]]:
         """What its clock shows, and frames of the core; waits until there are some."""
@@ -209,12 +206,11 @@ class Worker:
     def _tell(self, worker: str, frame: bytes, parcel: Parcel | None) -> None:
         self._peers[worker].hear.remote(self._name, frame, parcel)
 
-    def _give_up(self, missing: int) -> None:
+    def _give_up(self, missing: str) -> None:
         """Without what did not come nobody knows what the front end takes for granted."""
         from pagedkv.engine.wire import Died, pack
 
-        if self._inbox.missing == missing:
-            self._put(pack(Died("LostFrames", f"call {missing} did not come for {_LATE:g} s")))
+        self._put(pack(Died("LostFrames", missing)))
 
     def _put(self, frame: bytes) -> None:
         self._outbox.append(frame)

@@ -13,12 +13,14 @@ from serving import toy_core
 from pagedkv.cluster import actors as actors_module
 from pagedkv.cluster.actors import Actors, Plan
 from pagedkv.cluster.reporter import Reporter
+from pagedkv.cluster.runtime import share_nodes
 from pagedkv.cluster.worker import Worker
 from pagedkv.engine.wire import Ask
 from pagedkv.errors import ConfigError
 from pagedkv.scheduling.messages import Add
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.server.async_engine import AsyncEngine
+from pagedkv.transfer.routing import Role
 
 
 def test_a_signal_while_ray_starts_leaves_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +65,57 @@ def test_without_ray_nothing_begins_to_load(monkeypatch: pytest.MonkeyPatch) -> 
         assert begun == []
 
     asyncio.run(run())
+
+
+class Grants:
+    """A Ray of two nodes that notes what is asked for: options and arguments of each actor."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, dict[str, Any], tuple[Any, ...]]] = []
+
+    def nodes(self) -> list[dict[str, Any]]:
+        cpus = {"Alive": True, "Resources": {"CPU": 8.0}}
+        return [cpus, {"Alive": False, "Resources": {"CPU": 64.0}}, cpus, {**cpus, "Resources": {}}]
+
+    def remote(self, kind: type) -> Any:
+        def make(options: dict[str, Any], given: tuple[Any, ...]) -> None:
+            self.asked.append((kind.__name__, options, given))
+
+        return SimpleNamespace(
+            options=lambda **options: SimpleNamespace(remote=lambda *given: make(options, given))
+        )
+
+    def shutdown(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("workers", "wanted", "threads"), [(2, None, 8), (3, None, 4), (5, None, 2), (2, 3, 3)]
+)
+def test_a_worker_of_a_cluster_gets_the_cpus_that_it_computes_with(
+    monkeypatch: pytest.MonkeyPatch, workers: int, wanted: int | None, threads: int
+) -> None:
+    async def run() -> None:
+        ray = Grants()
+        monkeypatch.setattr(actors_module, "start_ray", lambda address, num_workers: ray)
+        monkeypatch.setattr(Actors, "_begin", lambda self, work: work.close())
+        roles: dict[str, Role] = {f"w{i}": "both" for i in range(workers)}
+        actors = Actors(Plan(roles, {}, address="h:1", threads=wanted), SimpleNamespace())
+        await actors.start()
+        asked = [(o["num_cpus"], given) for kind, o, given in ray.asked if kind == "Worker"]
+        assert asked == [(threads, (name, threads, False)) for name in roles]
+        await actors.close()
+
+    asyncio.run(run())
+
+
+def test_workers_for_which_there_is_no_room_are_refused() -> None:
+    nodes = [{"Alive": True, "Resources": {"CPU": 4.0, "GPU": 1.0}}] * 2
+    assert share_nodes(nodes, 2, None, gpus=1) == 4
+    with pytest.raises(ConfigError, match=r"3 workers of 1 CPUs and 1 GPU each: .* room for 2"):
+        share_nodes(nodes, 3, None, gpus=1)
+    with pytest.raises(ConfigError, match=r"room for 0; .* or a smaller worker_threads"):
+        share_nodes(nodes, 1, 5, gpus=0)
 
 
 def test_an_idle_worker_tells_all_of_its_cache_when_it_is_asked() -> None:

@@ -40,6 +40,8 @@ METRICS = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
         ({"workers": "2", "enable_prefix_caching": "false"}, "leave it on, or workers out"),
         ({"workers": "-1"}, "--workers"),
         ({"flip_roles_after": "0"}, "--flip-roles-after"),
+        ({"worker_threads": "4"}, "PAGEDKV_NUM_THREADS"),
+        ({"workers": "1", "worker_threads": "0"}, "--worker-threads"),
     ],
 )
 def test_settings_that_cannot_be_together_are_refused(

@@ -30,7 +30,7 @@ pathlib.Path.read_text = read
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of the cluster. A CPU a node: each gets one of two workers."""
+    """Of the cluster. Two CPUs a node: each gets one of two workers, with two threads."""
     folder = tmp_path_factory.mktemp("elsewhere")
     (folder / "sitecustomize.py").write_text(_ELSEWHERE)
     with pytest.MonkeyPatch.context() as patch:
@@ -38,7 +38,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # listen at 127.0.0.1 alone
         from ray.cluster_utils import Cluster
 
-        store = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+        store = {"num_cpus": 2, "object_store_memory": 80 * 2**20}
         cluster = Cluster(
             initialize_head=True, head_node_args={**store, "include_dashboard": False}
         )
@@ -67,6 +67,7 @@ def test_requests_move_between_nodes_whatever_their_clocks_show(
         request["deadline_ms"] = 600_000.0
     nodes = {parent(worker["pid"]) for worker in apart.workers().values()}
     assert len(nodes) == 2  # a worker is a child of its node's
+    assert all("2 threads" in apart.line(f"{name}: ") for name in apart.workers())
     assert load.run(apart) == load.expected
     apart.nothing_leaked()
     seen = apart.metrics()

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from pagedkv import __version__
 from pagedkv.cluster.router_actor import RouterActor
 from pagedkv.cluster.router_messages import Duty, Turn, Wish
-from pagedkv.cluster.runtime import start_ray
+from pagedkv.cluster.runtime import share_nodes, start_ray
 from pagedkv.cluster.worker import Started, Worker
 from pagedkv.engine.machine import num_threads
 from pagedkv.engine.wire import Died, FromCore, ToCore, pack, unpack_from_core
@@ -32,7 +32,8 @@ class Plan:
     roles: "prefill", "decode" or "both" by name, at first. arguments: of
     `engine.arguments.make_llm`. slow_step: seconds after which a step is reported. address: of a
     Ray cluster; None: one of our own on this machine. flip_after: seconds that one role is short
-    of workers before one of the other changes to it; None: roles stay.
+    of workers before one of the other changes to it; None: roles stay. threads: of each worker;
+    None: the cores of this machine, or of the cluster's nodes, are shared by their workers.
     """
 
     roles: Mapping[str, Role]
@@ -40,6 +41,7 @@ class Plan:
     slow_step: float = 60.0
     address: str | None = None
     flip_after: float | None = None
+    threads: int | None = None
 
 
 class Listener(Protocol):
@@ -95,10 +97,14 @@ class Actors:
         # gives up waiting for it has to end it all the same: see `close`.
         self._starting = asyncio.create_task(asyncio.to_thread(start_ray, address, len(roles)))
         self._ray = await asyncio.shield(self._starting)
-        threads = max(1, num_threads() // len(roles)) if address is None else 0
         gpus = 1 if str(self._plan.arguments.get("device", "")).startswith("cuda") else 0
+        if address is None:  # a Ray with a place for each
+            threads, cpus = self._plan.threads or max(1, num_threads() // len(roles)), 1
+        else:
+            nodes = await asyncio.to_thread(self._ray.nodes)
+            threads = cpus = share_nodes(nodes, len(roles), self._plan.threads, gpus)
         make = self._ray.remote(Worker).options(
-            num_cpus=1, num_gpus=gpus, max_restarts=-1, scheduling_strategy="SPREAD"
+            num_cpus=cpus, num_gpus=gpus, max_restarts=-1, scheduling_strategy="SPREAD"
         )
         self._workers = {name: make.remote(name, threads, address is None) for name in roles}
         make = self._ray.remote(RouterActor).options(num_cpus=0, max_restarts=-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagedkv.errors import ConfigError, MissingExtraError
@@ -56,6 +57,35 @@ def start_ray(address: str | None, num_workers: int) -> Any:
         what = "Ray did not start" if address is None else f"ray_address={address!r} is refused"
         raise ConfigError(f"{what}: {_line(error)}") from None
     return ray
+
+
+def share_nodes(
+    nodes: Sequence[Mapping[str, Any]], num_workers: int, wanted: int | None, gpus: int
+) -> int:
+    """CPUs of each worker, all alike: `wanted`, or the most with which all have room.
+
+    nodes: as of `ray.nodes`; they are shared with nobody. gpus: of each worker. ConfigError: there
+    is no room for so many workers.
+    """
+    there = [node["Resources"] for node in nodes if node["Alive"]]
+
+    def room(cpus: int) -> int:
+        places = 0
+        for node in there:
+            by_cpu, by_gpu = int(node.get("CPU", 0)) // cpus, int(node.get("GPU", 0))
+            places += min(by_cpu, by_gpu // gpus) if gpus else by_cpu
+        return places
+
+    most = max((int(node.get("CPU", 0)) for node in there), default=0)
+    for cpus in range(most, 0, -1) if wanted is None else [wanted]:
+        if room(cpus) >= num_workers:
+            return cpus
+    each = wanted or 1
+    raise ConfigError(
+        f"{num_workers} workers of {each} CPUs{f' and {gpus} GPU' if gpus else ''} each: the nodes "
+        f"of the Ray cluster have room for {room(each)}; add nodes, or give fewer workers"
+        + ("" if each == 1 else " or a smaller worker_threads")
+    )
 
 
 def _knock(address: str) -> None:

@@ -56,12 +56,12 @@ def host_id() -> str:
 class Worker:
     """Hosts a core.
 
-    threads: to compute with; 0: as many as Ray grants. shared: all workers are on this host, and
-    K/V go between them through shared memory; else through Ray's object store.
+    threads: to compute with; 0: as many as the process would use by itself. shared: all workers are
+    on this host, and K/V go between them through shared memory; else through Ray's object store.
     """
 
     def __init__(self, name: str, threads: int, shared: bool) -> None:
-        # Before torch is loaded: Ray grants each actor one.
+        # Before torch is loaded.
         if threads:
             os.environ["OMP_NUM_THREADS"] = os.environ["PAGEDKV_NUM_THREADS"] = str(threads)
         logging.basicConfig(level=logging.WARNING, format=f"%(levelname)s:     {name}: %(message)s")

@@ -110,7 +110,14 @@ def _link(settings: ServeSettings) -> CoreLink:
             from pagedkv.cluster.actors import Plan
             from pagedkv.cluster.link import ClusterLink
         cluster, slow_step = settings.cluster, settings.server.watchdog_after
-        plan = Plan(roles, arguments, slow_step, cluster.ray_address, cluster.flip_roles_after)
+        plan = Plan(
+            roles,
+            arguments,
+            slow_step,
+            cluster.ray_address,
+            cluster.flip_roles_after,
+            cluster.worker_threads,
+        )
         return ClusterLink(plan)
     if settings.server.engine_process:
         given = settings.server

@@ -286,6 +286,11 @@ class ClusterSettings(_Section):
         description="Ray cluster for the workers, such as 10.0.0.1:6379, or auto. none: Ray is "
         "started on this machine, for this server alone.",
     )
+    worker_threads: Maybe[Annotated[int, Field(ge=1, le=4096)]] = Field(
+        default=None,
+        description="Threads of each worker; with ray_address Ray keeps as many CPUs for it. none: "
+        "workers share the cores of the machine, or of the cluster's nodes.",
+    )
     flip_roles_after: Maybe[Annotated[float, Field(gt=0, le=3600)]] = Field(
         default=5.0,
         description="Seconds that prefill or decode workers are too few, while the others could "
@@ -503,6 +508,11 @@ def _check_cluster(settings: ServeSettings) -> None:
         raise ConfigError(
             f"ray_address={given.ray_address!r:.200} is where workers run: set workers, or "
             "prefill_workers and decode_workers"
+        )
+    if given.worker_threads is not None and not given.roles():
+        raise ConfigError(
+            f"worker_threads={given.worker_threads} is for workers, and there are none: set "
+            "PAGEDKV_NUM_THREADS for the threads of a single engine"
         )
     if (given.ray_address or "").startswith("ray://"):
         raise ConfigError(

@@ -24,8 +24,10 @@ from pagedkv.engine.wire import (
     Batch,
     Complete,
     Died,
+    Disown,
     FromCore,
     Move,
+    MoveFailed,
     Own,
     Ready,
     ToCore,
@@ -34,6 +36,7 @@ from pagedkv.errors import ConfigError
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, Resume
 from pagedkv.scheduling.params import SamplingParams
+from pagedkv.transfer import roles as roles_module
 from pagedkv.transfer.routing import Assign, Role, SetRole
 
 FACTS = Facts(SchedulerConfig(8, 16, 64), 32, 4, 32, model="one")
@@ -177,7 +180,7 @@ def test_what_cannot_be_moved_keeps_no_worker_from_its_new_role_for_long(
         link.decided([Assign("r", "d1", "d1", 0, 0, 0.0, 0.0, 0.0), SetRole("d1", "prefill")])
         link._look_at_seats()
         assert duties(actors)["d1"] == Duty("prefill", draining=True)
-        now = link_module._TURN + 1
+        now = roles_module._TURN + 1
         link._look_at_seats()
         assert duties(actors)["d1"] == Duty("prefill", draining=False)
         link.came("d1", Batch((Delta("r@0", 0, (5,), (None,)),), None, 1))
@@ -213,7 +216,7 @@ def test_the_last_worker_of_a_role_keeps_it(monkeypatch: pytest.MonkeyPatch) -> 
         assert link.lost("d0", "ActorDiedError", "killed")
         actors.told.clear()
         link.decided([SetRole("d1", "prefill")])
-        assert link._seats["d1"].role == "decode"
+        assert link._seats["d1"].service.role == "decode"
         assert ("lose", ("d1",)) in actors.told  # it gave it nothing any more
 
     asyncio.run(run())
@@ -230,6 +233,62 @@ def test_a_worker_that_is_started_again_has_the_role_that_it_had_last(
         link.up("d1", Started("another", host_id(), 2, "", 0.0))
         assert duties(actors)["d1"] == Duty("prefill", draining=False)
         assert "d1" not in [seat.name for seat in link._seats if seat.takes_decodes]
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_dies_while_it_turns_has_its_new_role_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it was giving away goes on from what was delivered, not from the copy under way."""
+
+    async def run() -> None:
+        link, actors = made(monkeypatch, SPLIT)
+        link.send(request("r"))
+        link.decided([Assign("r", "d1", "d1", 0, 0, 0.0, 0.0, 0.0)])
+        link.came("d1", Batch((Delta("r@0", 0, (5,), (None,)),), None, 1))
+        link.decided([SetRole("d1", "prefill")])
+        await turn()
+        assert sent(actors)[-1] == ("d1", Move("r", 1, "d0", "live"))
+        assert link.lost("d1", "ActorDiedError", "killed")
+        await turn()
+        assert ("d0", Disown("r", 1)) in sent(actors)
+        assert [given[0][0].request_id for name, given in actors.told if name == "wish"][-1] == "r"
+        assert duties(actors)["d1"] == Duty("prefill", draining=False)
+        actors.told.clear()
+        link.came("d0", Complete("r", 1, (1,), (False,)))  # it was on its way
+        link.up("d1", Started("another", host_id(), 2, "", 0.0))
+        link.came("d1", Ready(FACTS))
+        link.decided([Assign("r", "d1", "d0", 0, 0, 0.0, 0.0, 0.0)])
+        link._look_at_seats()
+        await turn()
+        (_, resume), (_, move) = sent(actors)
+        assert isinstance(resume, Resume) and resume.outputs[0].tokens == (5,)
+        assert (resume.add.request_id, move) == ("r@2", Move("r", 3, "d0", "prefilled"))
+        assert link._describe(link._seats["d1"])["state"] == "ready"
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_turns_gives_to_another_what_a_dead_one_was_to_get(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        link, actors = made(monkeypatch, {**SPLIT, "d2": "decode"})
+        link.send(request("r"))
+        link.decided([Assign("r", "d1", "d1", 0, 0, 0.0, 0.0, 0.0)])
+        link.came("d1", Batch((Delta("r@0", 0, (5,), (None,)),), None, 1))
+        link.decided([SetRole("d1", "prefill")])
+        assert link.lost("d0", "ActorDiedError", "killed")
+        link.came("d1", MoveFailed("r", 1, "worker 'd0' is gone"))
+        link._look_at_seats()
+        await turn()
+        moves = [message for _, message in sent(actors) if isinstance(message, Move)]
+        assert moves == [Move("r", 1, "d0", "live"), Move("r", 2, "d2", "live")]
+        assert duties(actors)["d1"] == Duty("prefill", draining=True)
+        link.came("d2", Complete("r", 2, (1,), (False,)))
+        link._look_at_seats()
+        assert duties(actors)["d1"] == Duty("prefill", draining=False)
 
     asyncio.run(run())
 

@@ -41,7 +41,7 @@ def test_a_drained_worker_is_empty_soon_and_nothing_is_computed_again(shape, wor
     assert run.moves.received > quiet.moves.received
     assert run.resumed == 0
     drained = next(worker for worker in workers if worker.name == name)
-    assert drained.draining
+    assert drained.service.draining
     # It has done what it had done by then, and hardly more: its requests are longer than that.
     use = next(use for use in run.workers if use.name == name)
     others = [other.steps for other in run.workers if other.role == use.role and other is not use]

@@ -16,10 +16,11 @@ from pagedkv.cli.units import format_size
 from pagedkv.cli.workload import Invented, workload
 from pagedkv.errors import ConfigError
 from pagedkv.simulation.cluster import ClusterRun, ClusterShape, serve_cluster
-from pagedkv.simulation.incidents import Incidents, flip_config
+from pagedkv.simulation.incidents import Incidents
 from pagedkv.simulation.network import LinkModel
 from pagedkv.simulation.objective import Objective
 from pagedkv.simulation.serve import Server, percentiles
+from pagedkv.transfer.roles import flip_config
 
 
 def cluster(

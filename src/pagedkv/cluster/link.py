@@ -39,19 +39,14 @@ from pagedkv.engine.wire import (
 )
 from pagedkv.errors import PagedKVError
 from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, Message, StepStats
-from pagedkv.transfer.routing import Assign, FlipConfig, Role, RouterConfig, SetRole, Shed
+from pagedkv.transfer.roles import flip_config
+from pagedkv.transfer.routing import Assign, Role, RouterConfig, SetRole, Shed
 
 _LOG = logging.getLogger("pagedkv.cluster")
 # Seconds that a request waits for a router or a worker that Ray is starting again.
 PATIENCE = 120.0
 # Seconds between two looks at requests that should be elsewhere.
 _LOOK = 0.25
-# Between two changes of roles, beside the time that a side is short of workers before one: moved
-# requests and other batches have to show in what workers report.
-_REST = 12.0
-# Seconds that a worker whose role has changed to "prefill" gets no prompts while it gives away what
-# it decodes; what is left then moves on beside them.
-_TURN = 10.0
 
 
 class ClusterLink:
@@ -63,7 +58,8 @@ class ClusterLink:
         clock: Callable[[], float] = time.monotonic,
         patience: float = PATIENCE,
     ) -> None:
-        self._clock, self._patience, self._flip_after = clock, patience, plan.flip_after
+        self._clock, self._patience = clock, patience
+        self._flip = None if plan.flip_after is None else flip_config(plan.flip_after)
         self._actors = Actors(plan, self)
         self._seats = Seats(plan.roles)
         self._dispatch = Dispatch(clock)
@@ -151,7 +147,10 @@ class ClusterLink:
             return False
         seat = self._seats[worker]
         self._figures.ended(seat.status)
+        turned = seat.service.turning is not None
         seat.end()
+        if turned:  # nothing is left to give away; else it would get nothing when it is back
+            self._tell_duties()
         self._outbox.pop(worker, None)
         self._applied.lost(worker)
         self._questions.lost(worker)
@@ -208,7 +207,7 @@ class ClusterLink:
             return
         self._example = seat.name, facts
         size, per_token = self._facts.block_size, max(1, facts.kv_bytes_per_token)
-        self._actors.route(RouterConfig(size, per_token, flip=self._flips()))
+        self._actors.route(RouterConfig(size, per_token, flip=self._flip))
         self._post(Ready(self._facts))
 
     def _assigned(self, request: str, prefill: str, decode: str) -> None:
@@ -310,26 +309,19 @@ class ClusterLink:
 
     def _look_at_seats(self) -> None:
         for seat in self._seats:
-            if seat.draining or seat.role == "prefill":
+            if seat.service.gives_away:
                 self._move_away(seat)
-            turning = seat.turning
-            if turning is not None and (
-                not self._dispatch.of(seat.name) or turning < self._clock() - _TURN
-            ):
-                seat.turning = None
+            if seat.service.end_turn(self._clock(), busy=bool(self._dispatch.of(seat.name))):
                 self._tell_duties()
-
-    def _flips(self) -> FlipConfig | None:
-        after = self._flip_after
-        return None if after is None else FlipConfig(patience_s=after, rest_s=_REST * after)
 
     def _turn(self, seat: Seat, role: Role) -> None:
         """The router wants the role of a worker to be another one."""
         if not seat.takes_new or not self._seats.can_spare(seat):  # it knew less than is known here
             self._actors.lose(seat.name)  # or it would wait for a worker of that role
             return
-        _LOG.info("worker %s: %s -> %s, of which there are too few", seat.name, seat.role, role)
-        seat.turn(role, self._clock())
+        old = seat.service.role
+        _LOG.info("worker %s: %s -> %s, of which there are too few", seat.name, old, role)
+        seat.service.turn(role, self._clock())
         self._tell_duties()
         self._look_at_seats()
 
@@ -381,9 +373,9 @@ class ClusterLink:
             error = f"{seat.name} is the last worker of its role: nobody could take its requests"
             self._post(Answer(ask.id, error=error))
             return
-        seat.draining = ask.kind == "drain"
+        seat.service.draining = ask.kind == "drain"
         self._tell_duties()
-        if seat.draining:
+        if seat.service.draining:
             self._move_away(seat)
         self._post(Answer(ask.id, self._describe(seat)))
 

@@ -14,6 +14,7 @@ from pagedkv.engine.facts import Facts
 from pagedkv.engine.status import CoreStatus, WorkerLoad
 from pagedkv.engine.wire import Answer, ToCore
 from pagedkv.scheduling.messages import Add, Delta, Resume
+from pagedkv.transfer.roles import Service
 from pagedkv.transfer.routing import Role
 
 _DRIFT = 1e-4  # seconds a second, more than clocks of two hosts differ by
@@ -23,21 +24,18 @@ _DRIFT = 1e-4  # seconds a second, more than clocks of two hosts differ by
 class Seat:
     """A worker of the plan, whichever process has its place now.
 
-    facts: None: it has no model yet. offset: its clock less ours, in seconds. turning: since when
-    it gives away what it decodes, before it takes what its new role brings; None: it does not.
+    service: stays when the process goes. facts: None: it has no model yet. offset: its clock less
+    ours, in seconds.
     """
 
     name: str
-    role: Role
+    service: Service
     started: Started | None = None
     facts: Facts | None = None
     status: CoreStatus | None = None
     offset: float = 0.0
     looked: float = 0.0  # at it, on our clock
     starts: int = 0
-    flips: int = 0
-    draining: bool = False
-    turning: float | None = None
 
     @property
     def ready(self) -> bool:
@@ -47,17 +45,17 @@ class Seat:
     @property
     def takes_new(self) -> bool:
         """It is ready, and is to have more."""
-        return self.ready and not self.draining and self.turning is None
+        return self.ready and self.service.takes_new
 
     @property
     def takes_decodes(self) -> bool:
         """Whether requests can move here."""
-        return self.takes_new and self.role != "prefill"
+        return self.ready and self.service.takes_decodes
 
     @property
     def duty(self) -> Duty:
         """As the router is to know it."""
-        return Duty(self.role, self.draining or self.turning is not None)
+        return Duty(self.service.role, not self.service.takes_new)
 
     def begin(self, started: Started, now: float) -> None:
         """A process has its place. now: on our clock."""
@@ -75,14 +73,8 @@ class Seat:
             self.looked = now
 
     def end(self) -> None:
-        """That process is gone."""
-        self.started = self.facts = self.status = self.turning = None
-
-    def turn(self, role: Role, now: float) -> None:
-        """Its role changes. What it has of the old one it finishes or gives away."""
-        self.role = role
-        self.flips += 1
-        self.turning = now if role == "prefill" else None
+        """That process is gone, with all that it had to give away."""
+        self.started = self.facts = self.status = self.service.turning = None
 
     def on_its_clock(self, message: ToCore) -> ToCore:
         """A message with its times moved to the worker's clock."""
@@ -128,10 +120,10 @@ class Seat:
         status = self.status
         return WorkerLoad(
             self.name,
-            self.role,
+            self.service.role,
             self._state(),
             max(0, self.starts - 1),
-            self.flips,
+            self.service.flips,
             requests,
             0 if status is None else status.num_running,
             0 if status is None else status.num_waiting,
@@ -144,9 +136,9 @@ class Seat:
             return "gone"
         if self.facts is None:
             return "loading"
-        if self.draining:
+        if self.service.draining:
             return "draining"
-        return "ready" if self.turning is None else "turning"
+        return "ready" if self.service.turning is None else "turning"
 
     def _moved(self, add: Add) -> Add:
         if not self.offset:
@@ -161,7 +153,7 @@ class Seats:
     """All of a plan, in its order. roles: of each at first, by name."""
 
     def __init__(self, roles: Mapping[str, Role]) -> None:
-        self._seats = {name: Seat(name, role) for name, role in roles.items()}
+        self._seats = {name: Seat(name, Service(role)) for name, role in roles.items()}
 
     def __getitem__(self, worker: str) -> Seat:
         """KeyError: there is none of that name."""
@@ -189,7 +181,7 @@ class Seats:
     @property
     def missing(self) -> str | None:
         """Which kind of worker has to come back before a request can be placed."""
-        roles = {seat.role for seat in self if seat.ready}
+        roles = {seat.service.role for seat in self if seat.ready}
         for role in ("prefill", "decode"):
             if not roles & {role, "both"}:
                 return f"no {role} worker is there"
@@ -197,5 +189,6 @@ class Seats:
 
     def can_spare(self, seat: Seat) -> bool:
         """Whether another worker of its role takes requests."""
-        others = (other for other in self if other.role == seat.role and other is not seat)
+        role = seat.service.role
+        others = (it for it in self if it.service.role == role and it is not seat)
         return any(other.takes_new for other in others)

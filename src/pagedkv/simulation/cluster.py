@@ -220,12 +220,15 @@ def serve_cluster(
             "has come to a standstill"
         )
     run.workers = [
-        WorkerUse(w.name, w.role, w.num_requests, w.num_received, w.num_steps, w.busy_seconds)
+        WorkerUse(
+            w.name, w.service.role, w.num_requests, w.num_received, w.num_steps, w.busy_seconds
+        )
         for w in front.workers.values()
     ]
     run.network = NetworkUse(network.num_bytes, network.busy_seconds, network.waited_seconds)
     counts = front.dispatch.counts
     run.moves.received, run.moves.failed = counts.moves_done, counts.moves_failed
-    run.decisions, run.resumed, run.flips = front.num_decisions, counts.resumed, front.num_flips
+    run.decisions, run.resumed = front.num_decisions, counts.resumed
+    run.flips = sum(worker.service.flips for worker in front.workers.values())
     run.cached_tokens, run.num_events = front.cached_tokens, agenda.num_done
     return run

@@ -34,10 +34,6 @@ from pagedkv.transfer.routing import (
     WorkerGone,
 )
 
-# Seconds that a worker whose role has changed to "prefill" gets no prompts while it gives away what
-# it decodes.
-_TURN = 10.0
-
 
 class Front:
     """Sends requests where the router says, and delivers what their owners report.
@@ -57,7 +53,7 @@ class Front:
     ) -> None:
         self.router, self.dispatch = router, Dispatch(lambda: agenda.now)
         self.workers: dict[str, Worker] = {}
-        self.num_decisions = self.num_flips = 0
+        self.num_decisions = 0
         self.last_delivery = 0.0
         self.cached_tokens = 0
         self._scheduling = scheduling
@@ -108,16 +104,15 @@ class Front:
         """
         now = self._agenda.now
         for worker in [worker for worker in self.workers.values() if worker.alive]:
-            if worker.draining or worker.role == "prefill":
+            if worker.service.gives_away:
                 others = (
                     other.name
                     for other in self.workers.values()
-                    if other.takes_new and other.role != "prefill" and other is not worker
+                    if other.takes_decodes and other is not worker
                 )
                 self.carry_out(self.dispatch.empty(worker.name, others))
-            since = worker.turning
-            if since is not None and (now > since + _TURN or not self.dispatch.of(worker.name)):
-                worker.end_turn(now)
+            if worker.service.end_turn(now, busy=bool(self.dispatch.of(worker.name))):
+                worker.report(now)
 
     def carry_out(self, outcome: Outcome) -> None:
         """Does what has followed from something."""
@@ -156,7 +151,6 @@ class Front:
             case AskForPicture(worker):
                 self.workers[worker].ask_for_picture()
             case SetRole(worker, role):
-                self.num_flips += 1
                 self.workers[worker].turn(role, self._agenda.now)
 
     def _arrival(self, request: str) -> Arrival:

@@ -13,8 +13,6 @@ from pagedkv.transfer.routing import FlipConfig, Role, Tick
 
 # Seconds between two looks at requests that should be elsewhere, and between two at roles.
 _LOOK, _TICK = 0.25, 0.2
-# Between two changes of roles, beside the time that a side is short of workers before one.
-_REST = 12.0
 # Seconds without a token after which nobody looks any more: it is a standstill.
 _STANDSTILL = 3600.0
 
@@ -64,16 +62,6 @@ class Incidents:
 
 
 QUIET = Incidents()
-
-
-def flip_config(after: float) -> FlipConfig:
-    """Roles change when one is short of workers for so many seconds, as in a cluster that serves.
-
-    ConfigError for a number that is not above 0.
-    """
-    if not 0 < after < math.inf:
-        raise ConfigError(f"flip_after={after}: give more than 0 seconds")
-    return FlipConfig(patience_s=after, rest_s=_REST * after)
 
 
 def _done_to(name: str, act: Callable[[str], None]) -> Action:

@@ -34,6 +34,7 @@ from pagedkv.tiers.names import Namer
 from pagedkv.transfer.events import EventStream, decode_batch
 from pagedkv.transfer.limits import TransferLimits
 from pagedkv.transfer.messages import Data, Grant, split_owned_id, unpack
+from pagedkv.transfer.roles import Service
 from pagedkv.transfer.routing import Role, WorkerEvents, WorkerReport
 
 _REPORT_SECONDS = 0.1  # between two reports to the router, if nothing has come
@@ -92,17 +93,14 @@ class Worker:
 
     A step decides with what has come before it starts, and brings something when it ends. What
     comes meanwhile, requests and messages, is looked at between two steps, as in an engine.
-    role: as the router is told. draining: it is to get nothing new. turning: since when it gives
-    away what it decodes, to prefill alone from then on; None: it does not. alive: else nothing
-    happens to it any more.
+    service: what it is for, as the router is told. alive: else nothing happens to it any more.
     """
 
     def __init__(
         self, name: str, role: Role, server: Server, cost: StepCost, around: Surroundings
     ) -> None:
-        self.name, self.role = name, role
-        self.alive, self.draining = True, False
-        self.turning: float | None = None
+        self.name, self.service = name, Service(role)
+        self.alive = True
         self._clock = VirtualClock()
         self._manager = manager = server.make_manager(_MOST_MOVES)
         self.core = EngineCore(
@@ -129,8 +127,9 @@ class Worker:
         self._step_each = more / max(1, seats - 1)
 
     @property
-    def takes_new(self) -> bool:
-        return self.alive and not self.draining and self.turning is None
+    def takes_decodes(self) -> bool:
+        """Whether requests can move here."""
+        return self.alive and self.service.takes_decodes
 
     # What comes in
 
@@ -147,18 +146,12 @@ class Worker:
 
     def drain(self, now: float) -> None:
         """It gets nothing new from now on."""
-        self.draining = True
+        self.service.draining = True
         self.report(now)
 
     def turn(self, role: Role, now: float) -> None:
         """Its role changes. What it has of the old one it finishes or gives away."""
-        self.role = role
-        self.turning = now if role == "prefill" else None
-        self.report(now)
-
-    def end_turn(self, now: float) -> None:
-        """It has given away what it decoded, or for long enough."""
-        self.turning = None
+        self.service.turn(role, now)
         self.report(now)
 
     def die(self) -> None:
@@ -300,7 +293,7 @@ class Worker:
         excess = max(0.0, load.samples - load.places)
         return WorkerReport(
             worker=self.name,
-            role=self.role,
+            role=self.service.role,
             num_blocks=manager.num_blocks,
             free_blocks=manager.num_free_blocks + manager.num_cached_blocks,
             prefill_tokens_per_s=self._rate,
@@ -310,6 +303,6 @@ class Worker:
             running=load.decodes,
             step_s=self._step_seconds,
             step_s_per_sequence=self._step_each,
-            draining=not self.takes_new,
+            draining=not self.service.takes_new,
             seen=seen,
         )

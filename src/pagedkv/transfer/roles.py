@@ -11,6 +11,7 @@ between the two bounds, the patience and the rest after each change keep roles f
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -18,9 +19,71 @@ import numpy as np
 from pagedkv.cache.types import Mask
 from pagedkv.errors import ConfigError
 from pagedkv.transfer.fleet import Fleet
-from pagedkv.transfer.routing import FlipConfig, SetRole
+from pagedkv.transfer.routing import FlipConfig, Role, SetRole
 
 Side = Literal["prefill", "decode"]
+
+# Between two changes of roles, beside the time that a side is short of workers before one: moved
+# requests and other batches have to show in what workers report.
+_REST = 12.0
+# Seconds that a worker whose role has changed to "prefill" gets no prompts while it gives away what
+# it decodes; what is left then moves on beside them.
+_TURN = 10.0
+
+
+def flip_config(after: float) -> FlipConfig:
+    """Roles change when one is short of workers for so many seconds.
+
+    ConfigError for a number that is not above 0.
+    """
+    if not 0 < after < math.inf:
+        raise ConfigError(f"flip_after={after}: give more than 0 seconds")
+    return FlipConfig(patience_s=after, rest_s=_REST * after)
+
+
+@dataclass(slots=True)
+class Service:
+    """What a worker is for, as its front end has it.
+
+    draining: it is to get nothing new. turning: since when it gives away what it decodes, before it
+    takes what its new role brings; None: it does not. flips: changes of its role so far.
+    """
+
+    role: Role
+    draining: bool = False
+    turning: float | None = None
+    flips: int = 0
+
+    @property
+    def takes_new(self) -> bool:
+        """It is to have more."""
+        return not self.draining and self.turning is None
+
+    @property
+    def takes_decodes(self) -> bool:
+        """Whether requests can move to it."""
+        return self.takes_new and self.role != "prefill"
+
+    @property
+    def gives_away(self) -> bool:
+        """Whether what decodes there is to be moved to others, all the time."""
+        return self.draining or self.role == "prefill"
+
+    def turn(self, role: Role, now: float) -> None:
+        """Its role changes. What it has of the old one it finishes or gives away."""
+        self.role = role
+        self.flips += 1
+        self.turning = now if role == "prefill" else None
+
+    def end_turn(self, now: float, busy: bool) -> bool:
+        """Takes what its new role brings, if the time has come; whether it has just come.
+
+        busy: it has requests that it could give away.
+        """
+        if self.turning is None or (busy and now <= self.turning + _TURN):
+            return False
+        self.turning = None
+        return True
 
 
 class Roles:

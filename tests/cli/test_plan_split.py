@@ -66,6 +66,7 @@ def test_costs_of_a_table(trace: str, tmp_path: Path, capsys: pytest.CaptureFixt
         ([*POOL, "--ttft", "1", "--tpot", "1"], "--trace is needed too"),
         (["--rates", "1,2"], "--rates='1,2' must be"),
         (["--rates", "1,2,3", "--devices", "1"], "devices=1"),
+        (["--rates", "1,2,3", "--devices", str(10**9)], "devices=1000000000: give at most 1000"),
         ([*POOL, "--rates", "1,2,3"], "--rates need neither"),
     ],
 )

@@ -86,7 +86,13 @@ def test_workers_that_are_drained_die_and_change_their_role(
         (["--workers", "2", "--decode-workers", "1"], "--workers=2 does both"),
         (["--workers", "1", "--ttft", "0"], "ttft=0.0"),
         (["--workers", "1", "--network-gb", "0"], "bytes_per_second=0.0"),
+        (["--workers", "1", "--network-gb", "1e-9"], "bytes_per_second=1.0: give at least 1000"),
+        (["--workers", "1", "--network-us", "1e10"], "latency=10000.0: give at most 1000"),
+        (["--workers", "1", "--piece-us", "nan"], "per_piece=nan"),
         (["--workers", "1", "--token-bytes", "0"], "token_bytes=0"),
+        (["--workers", "1", "--token-bytes", str(2**63)], f"token_bytes={2**63}"),
+        (["--workers", str(10**9)], "workers=1000000000 must be an integer from 0 to 100000"),
+        (["--workers", "-1"], "workers=-1"),
         (["--workers", "1", "--blocks", "0"], "num_blocks=0"),
     ],
 )

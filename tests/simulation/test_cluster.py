@@ -143,8 +143,11 @@ def test_equal_inputs_give_equal_runs(shape):
 
 
 def test_what_cannot_be():
-    for bad in ({}, {"prefill": 1}, {"decode": 1}, {"workers": -1}):
+    for bad in ({}, {"prefill": 1}, {"decode": 1}):
         with pytest.raises(ConfigError, match="give"):
+            ClusterShape(SERVER, **bad)
+    for bad in ({"workers": -1}, {"workers": 10**9}, {"prefill": 1, "decode": -1}):
+        with pytest.raises(ConfigError, match="must be an integer from 0 to"):
             ClusterShape(SERVER, **bad)
     with pytest.raises(ConfigError, match="token_bytes=0"):
         ClusterShape(SERVER, 1, token_bytes=0)

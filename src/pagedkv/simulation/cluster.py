@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pagedkv.errors import ConfigError, PagedKVError
+from pagedkv.scheduling.config import check_integer
 from pagedkv.simulation.agenda import Agenda
 from pagedkv.simulation.executor import StepCost
 from pagedkv.simulation.front import Front
@@ -36,6 +37,11 @@ from pagedkv.transfer.routing import Link, Role, RouterConfig
 _LINK = LinkModel(bytes_per_second=25e9)
 # A message with K/V takes the link so long, at most.
 _PIECE_SECONDS = 0.02
+# Of a kind; and of K/V: beyond any model's.
+_MOST_WORKERS, _MOST_TOKEN_BYTES = 100_000, 2**40
+# Bytes a second; seconds. Over a slower link workers ask each other whether they are there faster
+# than it brings the questions.
+_SLOWEST, _LONGEST = 1e3, 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +60,22 @@ class ClusterShape:
 
     def __post_init__(self) -> None:
         for name in ("workers", "prefill", "decode"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name}={getattr(self, name)}: give at least 0")
+            check_integer(name, getattr(self, name), 0, _MOST_WORKERS)
         if not self.workers and not (self.prefill and self.decode):
             raise ConfigError(
                 f"workers={self.workers}, prefill={self.prefill}, decode={self.decode}: give "
                 "workers, or both of the others"
             )
-        if self.token_bytes < 1:
-            raise ConfigError(f"token_bytes={self.token_bytes}: give at least 1")
+        check_integer("token_bytes", self.token_bytes, 1, _MOST_TOKEN_BYTES)
+        if self.link.bytes_per_second < _SLOWEST:
+            raise ConfigError(
+                f"bytes_per_second={self.link.bytes_per_second}: give at least {_SLOWEST:g}"
+            )
+        for name in ("latency", "per_piece"):
+            if getattr(self.link, name) > _LONGEST:
+                raise ConfigError(
+                    f"{name}={getattr(self.link, name)}: give at most {_LONGEST:g} seconds"
+                )
         if not self.server.prefix_caching:
             raise ConfigError("prefix_caching=False: moved requests are found by their names")
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from pagedkv.errors import ConfigError
 
+_MOST = 1000  # devices
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:
@@ -42,10 +44,12 @@ def splits(rates: Rates, devices: int) -> list[Split]:
 
     All devices together bear what the weaker side does: min(P * prefill, D * decode) requests a
     second, so a device gives as much over P + D. Of splits that are equally good the one with fewer
-    prefill devices. ConfigError for fewer than 2.
+    prefill devices. O(devices ** 2). ConfigError for fewer than 2, and for more than 1,000.
     """
     if devices < 2:
         raise ConfigError(f"devices={devices}: a split takes at least 2")
+    if devices > _MOST:
+        raise ConfigError(f"devices={devices}: give at most {_MOST}, larger splits repeat these")
     return [
         max(
             (

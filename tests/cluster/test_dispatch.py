@@ -250,3 +250,110 @@ def test_a_move_counts_once_as_done_or_failed() -> None:
     made.place("r", "p", then="e")
     made.lose("p", "killed")
     assert (made.counts.moves_failed, made.counts.resumed) == (3, 1)
+
+
+def clocked(*requests: Add) -> tuple[Dispatch, list[float]]:
+    """All of them decode at worker p. The clock shows what is last in the list."""
+    times = [0.0]
+    made = Dispatch(lambda: times[-1])
+    for request in requests:
+        made.add(request)
+        made.place(request.request_id, "p")
+        bring(made, f"{request.request_id}@0", 5)
+    return made, times
+
+
+def test_a_move_that_fails_is_tried_again_ever_later() -> None:
+    made, times = clocked(add())
+    tried = []
+    while times[-1] < 200:
+        for _, move in made.empty("p", ["d"]).sends:
+            assert isinstance(move, Move)
+            tried.append(times[-1])
+            made.fail_move("p", MoveFailed("r", move.epoch, "no room"))
+        times.append(times[-1] + 0.25)
+    pauses = [after - before for before, after in itertools.pairwise(tried)]
+    assert pauses == [1, 2, 4, 8, 16, 32, 32, 32, 32, 32]
+
+
+def test_one_that_has_moved_is_moved_on_at_once() -> None:
+    made, _ = clocked(add())
+    [(_, first)] = made.empty("p", ["d"]).sends
+    made.fail_move("p", MoveFailed("r", first.epoch, "no room"))
+    assert made.empty("p", ["d"]).sends == [] and made.stuck("p") is not None
+    [(_, second)] = made.move_away("r", "d").sends
+    made.complete(Complete("r", second.epoch, (1,), (False,)))
+    assert made.of("d") == ["r"] and made.stuck("d") is None
+    assert [type(message) for _, message in made.empty("d", ["p"]).sends] == [Move]
+
+
+def test_a_worker_that_did_not_take_a_request_is_asked_last() -> None:
+    made, times = clocked(add())
+    [(_, first)] = made.empty("p", ["d", "e"]).sends
+    made.fail_move("p", MoveFailed("r", first.epoch, "no room"))
+    times.append(9.0)
+    [(_, second)] = made.empty("p", ["d", "e"]).sends
+    assert [first.to, second.to] == ["d", "e"]
+    made.fail_move("p", MoveFailed("r", second.epoch, "no room either"))
+    times.append(19.0)
+    assert made.empty("p", ["e"]).sends[0][1].to == "e"  # there is no other
+
+
+def test_what_keeps_requests_where_they_are_is_told() -> None:
+    made, times = clocked(add("r"), add("s"), add("t"))
+    sends = made.empty("p", ["d"]).sends
+    assert made.stuck("p") is None
+    for (_, move), reason in zip(sends[:2], ("no room", "another model"), strict=True):
+        times.append(times[-1] + 1)
+        made.fail_move("p", MoveFailed(move.request_id, move.epoch, reason))
+    assert made.stuck("p") == "2 of 3 could not move yet: another model"
+    bring(made, "s@0", 6, end="stop")
+    assert made.stuck("p") == "1 of 2 could not move yet: no room"
+
+
+def test_each_move_is_counted_once_whoever_tells_of_it() -> None:
+    made, _ = clocked(*(add(name) for name in "abcdefg"))
+    moves = {name: made.move_away(name, "d").sends[0][1].epoch for name in "abcdefg"}
+    made.complete(Complete("a", moves["a"], (1,), (False,)))
+    for worker in ("d", "p"):  # both sides say so
+        made.fail_move(worker, MoveFailed("b", moves["b"], "no room"))
+    # The request has ended; who hears of it first does not matter.
+    made.fail_move("d", MoveFailed("c", moves["c"], "the request has ended"))
+    bring(made, "c@0", 6, end="stop")
+    bring(made, "d@0", 6, end="stop")
+    made.fail_move("p", MoveFailed("d", moves["d"], "request 'd' is not at worker 'p'", True))
+    made.fail_move("p", MoveFailed("e", moves["e"], "the request has ended", True))
+    bring(made, "e@0", end="abort")
+    made.complete(Complete("f", moves["f"], (1,), (False,)))
+    made.fail_move("p", MoveFailed("f", moves["f"], "it took too long"))  # that was too late
+    counts = made.counts
+    assert (counts.moves_done, counts.moves_failed, counts.moves_ended, counts.resumed) == (
+        2,
+        1,
+        3,
+        0,
+    )
+    assert made.settled("p") == ["b"]  # the last one is under way
+    made.lose("d", "killed")
+    made.fail_move("p", MoveFailed("g", moves["g"], "worker 'd' is gone"))
+    made.lose("p", "killed")
+    for request in made.unplaced:
+        made.place(request, "q")
+    assert (counts.moves_done, counts.moves_failed, counts.moves_ended, counts.resumed) == (
+        2,
+        2,
+        3,
+        4,
+    )
+
+
+def test_a_receiver_that_gives_up_leaves_its_move_to_the_owner() -> None:
+    """Who is told last that a move is off has the request: no other move begins before."""
+    made, _ = clocked(add())
+    [(_, move)] = made.empty("p", ["d"]).sends
+    assert made.fail_move("d", MoveFailed("r", move.epoch, "no room to grow")).sends == [
+        ("d", Disown("r", move.epoch))
+    ]
+    assert made.settled("p") == [] and made.move_away("r", "e").sends == []
+    made.fail_move("p", MoveFailed("r", move.epoch, "no room to grow"))
+    assert made.settled("p") == ["r"]

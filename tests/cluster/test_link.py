@@ -453,3 +453,43 @@ def test_a_clock_is_known_by_what_came_least_late(monkeypatch: pytest.MonkeyPatc
     now[0] = 101.5
     link.shows("a", 604.499)  # its clock is slower than ours
     assert link._seats["a"].offset == pytest.approx(502.999, abs=0.001)
+
+
+def test_what_cannot_leave_a_worker_is_said_once_and_to_whoever_asks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        times = [0.0]
+        link, actors = made(monkeypatch, clock=lambda: times[-1])
+        link.send(request("r"))
+        link.decided([Assign("r", "a", "a", 0, 0, 0.0, 0.0, 0.0)])
+        link.came("a", Batch((Delta("r@0", 0, (5,), (None,)),), None, 1))
+        link.send(Ask(1, "drain", "a"))
+        await turn()
+        assert sent(actors)[-1] == ("a", Move("r", 1, "b", "live"))
+        link.came("a", MoveFailed("r", 1, "'b' gave no room"))
+        for time in (0.25, 0.5, 0.75):
+            times.append(time)
+            link._look_at_seats()
+        why = "1 of 1 could not move yet: 'b' gave no room"
+        assert link._describe(link._seats["a"])["stuck"] == why
+        times.append(1.0)
+        link._look_at_seats()  # it is tried again
+        await turn()
+        assert sent(actors)[-1] == ("a", Move("r", 2, "b", "live"))
+        link.came("a", MoveFailed("r", 2, "'b' gave no room"))
+        link.lost("b", "ActorDiedError", "killed")
+        for time in (1.25, 1.5):
+            times.append(time)
+            link._look_at_seats()
+        assert link._describe(link._seats["a"])["stuck"] == "no other worker takes requests"
+        link.send(Ask(2, "undrain", "a"))
+        link._look_at_seats()
+        assert link._describe(link._seats["a"])["stuck"] is None
+        said = [record.getMessage() for record in caplog.records if "stay at" in record.msg]
+        assert said == [
+            f"requests stay at worker a: {why}",
+            "requests stay at worker a: no other worker takes requests",
+        ]
+
+    asyncio.run(run())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from moving import Cluster, toy_worker
 from test_moving_requests import alone, check, outcome, request
@@ -131,7 +133,10 @@ def test_a_full_receiver_is_asked_for_a_while_and_the_request_goes_on_where_it_i
         cluster.turn(d, step=False)
         assert d.manager.num_held_blocks == held
         cluster.now += 0.3
-    assert cluster.failed[0].reason == "'d' gave no room within 30.0 s"
+    assert re.fullmatch(
+        r"'d' gave no room within 30.0 s: \d+ blocks needed and 0 kept for others, 2 available",
+        cluster.failed[0].reason,
+    )
     cluster.run()
     check(cluster, ())
     assert not cluster.moved

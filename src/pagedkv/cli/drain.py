@@ -59,7 +59,10 @@ def drain(
         print(_line(state))
         while state["requests"] and state["state"] == "draining":
             time.sleep(_EVERY)
+            before = state["stuck"]
             state = next(one for one in server.ask("GET", "/workers") if one["name"] == worker)
+            if state["stuck"] not in (None, before):
+                print(_line(state))
         print(_line(state))
 
 
@@ -68,6 +71,7 @@ def _line(worker: dict[str, Any]) -> str:
         f"{worker['name']} ({worker['role']}): {worker['state']}, {worker['requests']} requests, "
         f"{worker['blocks_held']} of {worker['blocks']} blocks held, "
         f"{worker['restarts']} restarts, {worker['flips']} changes of role"
+        + ("" if worker["stuck"] is None else f"; requests stay: {worker['stuck']}")
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from pagedkv.cluster.tries import Counts, Tries
 from pagedkv.engine.wire import Complete, Disown, Move, MoveFailed, Own, ToCore
 from pagedkv.scheduling.messages import Abort, Add, Delta, Drawn, RequestUsage, Resume
 from pagedkv.transfer.departure import Mode
@@ -56,20 +57,12 @@ class _Entry:
     last_token_at: float | None = None
     reasons: dict[int, str] = field(default_factory=dict)  # by sample that has ended
     moves: dict[int, str] = field(default_factory=dict)  # under way: where to, by epoch
+    tries: Tries = field(default_factory=Tries)
 
     def ended_by(self, abort: Abort) -> list[int]:
         """Samples that are open, and that it ends. Beams end together."""
         whole = abort.sample is None or self.add.beam is not None
         return sorted(self.open if whole else self.open & {abort.sample})
-
-
-@dataclass(slots=True)
-class Counts:
-    """Since the start. moves_failed: that did not change the owner of a request which went on."""
-
-    moves_done: int = 0
-    moves_failed: int = 0
-    resumed: int = 0  # requests whose worker had died
 
 
 class Dispatch:
@@ -189,14 +182,28 @@ class Dispatch:
         return Outcome([self._move(request, entry, owner.worker, to, "live")], [], [], [])
 
     def empty(self, worker: str, others: Iterable[str]) -> Outcome:
-        """What has settled at a worker moves to others, each request to the one that has fewest."""
-        outcome, leaving = _nothing(), self.settled(worker)
+        """What has settled at a worker moves to others, each request to the one that has fewest.
+
+        One whose move has failed waits for a while, and goes to another worker if there is one.
+        """
+        outcome, now = _nothing(), self._clock()
+        leaving = [it for it in self.settled(worker) if self._entries[it].tries.is_due(now)]
         load = {other: len(self.of(other)) for other in others} if leaving else {}
         for request in leaving if load else ():
-            to = min(load, key=lambda name: (load[name], name))
+            last = self._entries[request].tries.to
+            to = min(load, key=lambda name: (name == last, load[name], name))
             load[to] += 1
             _extend(outcome, self.move_away(request, to))
         return outcome
+
+    def stuck(self, worker: str) -> str | None:
+        """Why requests that the worker owns have not moved away, if that was tried in vain."""
+        tries = [self._entries[request].tries for request in self._fence.requests_of(worker)]
+        failed = [one for one in tries if one.failures]
+        if not failed:
+            return None
+        last = max(failed, key=lambda one: one.at)
+        return f"{len(failed)} of {len(tries)} could not move yet: {last.reason}"
 
     def settled(self, worker: str) -> list[str]:
         """Requests that the worker owns, have brought a token, and are on no move; oldest first."""
@@ -241,11 +248,20 @@ class Dispatch:
         return outcome
 
     def fail_move(self, worker: str, failed: MoveFailed) -> Outcome:
-        """`worker` says that a move has failed; its old owner goes on with the request."""
+        """`worker` says that a move has failed; its old owner goes on with the request.
+
+        The move is under way until that owner has said so: a receiver knows less of why.
+        """
         outcome, move = _nothing(), MoveId(failed.request_id, failed.epoch)
         entry = self._entries.get(move.request)
-        if entry is not None:
-            self._forget_moves(entry, [move.epoch])  # both sides may say so
+        if entry is not None and move.epoch in entry.moves and worker in self._owners(move.request):
+            if failed.ended:
+                del entry.moves[move.epoch]
+                self.counts.moves_ended += 1
+            else:
+                to = entry.moves.pop(move.epoch)
+                entry.tries = entry.tries.failed(to, failed.reason, self._clock())
+                self.counts.moves_failed += 1
         self._follow(self._fence.move_failed(move, worker), outcome, failed.reason)
         return outcome
 
@@ -253,7 +269,9 @@ class Dispatch:
         """The worker is gone with all that it had; its requests go elsewhere."""
         outcome = _nothing()
         for entry in self._entries.values():
-            self._forget_moves(entry, [epoch for epoch, to in entry.moves.items() if to == worker])
+            for epoch in [epoch for epoch, to in entry.moves.items() if to == worker]:
+                del entry.moves[epoch]  # no reason to wait: others may have room
+                self.counts.moves_failed += 1
         self._follow(self._fence.worker_lost(worker), outcome, why)
         return outcome
 
@@ -283,14 +301,14 @@ class Dispatch:
                 case Raised(request, old, new):
                     entry = self._entries[request]
                     self.counts.moves_done += 1
-                    del entry.moves[new.epoch]
+                    self.counts.moves_failed += len(entry.moves.keys() - {new.epoch})
+                    entry.moves.clear()
+                    entry.tries = Tries()
                     outcome.sends.append((new.worker, Own(request, new.epoch)))
                     outcome.sends.append((old.worker, Disown(request, old.epoch)))
                     move = MoveId(request, new.epoch)
                     outcome.sends.extend(self._aborts(entry, new.worker, move))
-                case Disowned(request, owner):
-                    if request in self._entries:
-                        self._forget_moves(self._entries[request], [owner.epoch])
+                case Disowned(request, owner):  # its owner will say that the move has failed
                     outcome.sends.append((owner.worker, Disown(request, owner.epoch)))
                 case Orphaned(request):
                     self._orphaned(request, outcome, why)
@@ -302,16 +320,17 @@ class Dispatch:
         entry.moves[move.epoch] = to
         return owner, Move(request, move.epoch, to, mode)
 
-    def _forget_moves(self, entry: _Entry, epochs: Iterable[int]) -> None:
-        """They have failed, unless that is known already."""
-        for epoch in epochs:
-            if entry.moves.pop(epoch, None) is not None:
-                self.counts.moves_failed += 1
+    def _owners(self, request: str) -> list[str]:
+        """Where it is; nobody, if it is to be resumed."""
+        owner = self._fence.owner(request)
+        return [] if owner is None else [owner.worker]
 
     def _orphaned(self, request: str, outcome: Outcome, why: str) -> None:
         entry = self._entries[request]
         entry.placed = False
-        self._forget_moves(entry, list(entry.moves))
+        self.counts.moves_failed += len(entry.moves)
+        entry.moves.clear()
+        entry.tries = Tries()
         entry.losses += 1
         for abort in entry.aborts:  # nobody is left to report these ends
             _extend(outcome, self._end(request, entry.ended_by(abort), abort.reason))
@@ -377,7 +396,7 @@ class Dispatch:
         return outcome
 
     def _close(self, request: str, outcome: Outcome) -> None:
-        del self._entries[request]
+        self.counts.moves_ended += len(self._entries.pop(request).moves)
         outcome.closed.append(request)
         self._follow(self._fence.close(request), outcome)
 

@@ -311,6 +311,8 @@ class ClusterLink:
         for seat in self._seats:
             if seat.service.gives_away:
                 self._move_away(seat)
+            else:
+                seat.stuck = None
             if seat.service.end_turn(self._clock(), busy=bool(self._dispatch.of(seat.name))):
                 self._tell_duties()
 
@@ -340,6 +342,12 @@ class ClusterLink:
         """What decodes at a worker that is drained, or was left at one that only prefills."""
         others = [s.name for s in self._seats if s.takes_decodes and s is not seat]
         self._carry_out(self._dispatch.empty(seat.name, others))
+        stuck = self._dispatch.stuck(seat.name)
+        if not others and self._dispatch.settled(seat.name):
+            stuck = "no other worker takes requests"
+        if stuck is not None and stuck != seat.stuck:
+            _LOG.warning("requests stay at worker %s: %s", seat.name, stuck)
+        seat.stuck = stuck
 
     def _post(self, frame: FromCore) -> None:
         self._frames.put_nowait(frame)

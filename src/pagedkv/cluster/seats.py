@@ -25,7 +25,7 @@ class Seat:
     """A worker of the plan, whichever process has its place now.
 
     service: stays when the process goes. facts: None: it has no model yet. offset: its clock less
-    ours, in seconds.
+    ours, in seconds. stuck: what keeps requests that should move away; None: nothing.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Seat:
     offset: float = 0.0
     looked: float = 0.0  # at it, on our clock
     starts: int = 0
+    stuck: str | None = None
 
     @property
     def ready(self) -> bool:
@@ -74,7 +75,7 @@ class Seat:
 
     def end(self) -> None:
         """That process is gone, with all that it had to give away."""
-        self.started = self.facts = self.status = self.service.turning = None
+        self.started = self.facts = self.status = self.service.turning = self.stuck = None
 
     def on_its_clock(self, message: ToCore) -> ToCore:
         """A message with its times moved to the worker's clock."""
@@ -129,6 +130,7 @@ class Seat:
             0 if status is None else status.num_waiting,
             0 if status is None else status.num_blocks,
             0 if status is None else status.blocks_held,
+            self.stuck,
         )
 
     def _state(self) -> str:

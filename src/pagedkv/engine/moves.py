@@ -177,7 +177,7 @@ class Moves:
         found = self._newest(order.request_id, order.epoch)
         if found is None:
             reason = f"request {order.request_id!r} is not at worker {self.endpoint.ours.worker!r}"
-            self.news.append(MoveFailed(*move, reason))
+            self.news.append(MoveFailed(*move, reason, ended=True))
             return
         if move in self._leaving:
             return
@@ -185,7 +185,7 @@ class Moves:
             self.core.take_messages(now)
         request = self._scheduler.roster.requests.get(found)
         if request is None:
-            self.news.append(MoveFailed(*move, "the request has ended"))
+            self.news.append(MoveFailed(*move, "the request has ended", ended=True))
             return
         leaving = self._leaving[move] = Leaving.of(request, order.mode)
         actions = self.endpoint.start(

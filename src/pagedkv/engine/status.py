@@ -30,7 +30,8 @@ class WorkerLoad:
 
     restarts: of its process, since the start. flips: of its role. requests: those that are its own
     now, whether they run, wait, or are on their way to it; running, waiting, blocks: as of its last
-    step.
+    step. stuck: why requests that should move away from it cannot at the moment; None: nothing
+    keeps them.
     """
 
     name: str
@@ -43,20 +44,23 @@ class WorkerLoad:
     waiting: int
     blocks: int
     blocks_held: int
+    stuck: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
     """Workers behind one front end, and what has become of requests since the start.
 
-    moves_done, moves_failed: to another worker. resumed: whose worker had died. missing: what has
-    to come back before a new request can start; None: nothing. unplaced: requests that no worker
-    has now, for none has room, or none is there.
+    moves_done, moves_failed: to another worker. moves_ended: the request ended before its move
+    did. resumed: whose worker had died. missing: what has to come back before a new request can
+    start; None: nothing. unplaced: requests that no worker has now, for none has room, or none is
+    there.
     """
 
     workers: tuple[WorkerLoad, ...]
     moves_done: int = 0
     moves_failed: int = 0
+    moves_ended: int = 0
     resumed: int = 0
     missing: str | None = None
     unplaced: int = 0

@@ -138,11 +138,15 @@ class Complete(msgspec.Struct, frozen=True, tag=True):
 
 
 class MoveFailed(msgspec.Struct, frozen=True, tag=True):
-    """From the old owner: the request goes on there. From the new one: it is not there."""
+    """From the old owner: the request goes on there. From the new one: it is not there.
+
+    ended: it is at the old owner no more, but has ended.
+    """
 
     request_id: str
     epoch: int
     reason: str
+    ended: bool = False
 
 
 class _Add(msgspec.Struct, frozen=True, tag="Add"):

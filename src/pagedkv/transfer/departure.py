@@ -46,6 +46,7 @@ class Departure:
     give_up: float  # asking for room
     state: SenderState = SenderState.COMPUTING
     lease: int | None = None
+    denied: str = "it did not answer"  # why there was no room
     common: Outgoing = field(default_factory=Outgoing)
     own: list[Outgoing] = field(default_factory=list)
     parts: bool = False  # the receiver takes lines of samples

@@ -212,7 +212,8 @@ class Sender:
             if now >= it.heard + limits.lease and it.lease is not None:
                 actions += self._fail(it, f"nothing was heard of {it.to!r} for {limits.lease} s")
             elif it.lease is None and now >= it.give_up:
-                actions += self._fail(it, f"{it.to!r} gave no room within {limits.patience} s")
+                why = f"{it.to!r} gave no room within {limits.patience} s: {it.denied}"
+                actions += self._fail(it, why)
             elif it.lease is None and now >= it.retry_at:
                 it.retry_at = now + limits.retry
                 it.spoke = now
@@ -312,7 +313,7 @@ class Sender:
             return []
         if deny.retry_after is None:
             return self._fail(it, f"{it.to!r} refuses: {deny.reason}", tell=False)
-        it.retry_at = now + deny.retry_after
+        it.denied, it.retry_at = deny.reason, now + deny.retry_after
         return []
 
     def _renewed(self, it: Departure, renew: Renew, now: float) -> list[Action]:

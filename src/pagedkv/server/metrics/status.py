@@ -78,9 +78,13 @@ def _workers(cluster: ClusterStatus) -> Iterator[Metric]:
     )
     yield _counter(
         "requests_moved",
-        "Moves of requests to another worker, by outcome.",
+        "Moves of requests to another worker, by outcome; ended: the request ended before.",
         ("outcome",),
-        [(("done",), cluster.moves_done), (("failed",), cluster.moves_failed)],
+        [
+            (("done",), cluster.moves_done),
+            (("failed",), cluster.moves_failed),
+            (("ended",), cluster.moves_ended),
+        ],
     )
     yield _counter(
         "requests_resumed",

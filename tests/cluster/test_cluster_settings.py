@@ -110,7 +110,7 @@ def test_the_reference_names_the_metrics_of_workers() -> None:
     registry = CollectorRegistry()
     registry.register(StatusCollector(lambda: status, 4))
     text = generate_latest(registry).decode()
-    of_workers = r"^pagedkv:(worker_\w+|requests_(?:moved_total|resumed_total|unplaced))"
+    of_workers = r"^pagedkv:(worker_\w+|router_\w+|requests_(?:moved_total|resumed_total|unplaced))"
     section = METRICS.read_text().partition("## Workers")[2].partition("\n## ")[0]
     documented = set(re.findall(r"^\| `(\w+)`", section, re.M))
     assert set(re.findall(of_workers, text, re.M)) == documented

@@ -37,7 +37,7 @@ from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, Resume
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.transfer import roles as roles_module
-from pagedkv.transfer.routing import Assign, Role, SetRole
+from pagedkv.transfer.routing import Assign, Role, RouterStats, SetRole
 
 FACTS = Facts(SchedulerConfig(8, 16, 64), 32, 4, 32, model="one")
 
@@ -106,7 +106,7 @@ def test_a_server_that_drains_still_places_what_it_has_taken(
         link, actors = made(monkeypatch)
         link.send(request("r"))
         link.send(Drain())
-        link.decided([Assign("r", "a", "a", 0, 0, 0.0, 0.0, 0.0)])
+        link.decided([Assign("r", "a", "a", 0, 0, 0.0, 0.0, 0.0)], RouterStats())
         await turn()
         assert [type(message) for _, message in sent(actors)] == [Add]
 
@@ -122,7 +122,7 @@ def test_a_router_that_names_a_dead_worker_is_told_again(monkeypatch: pytest.Mon
         await turn()
         assert link.lost("a", "ActorDiedError", "killed")
         actors.told.clear()
-        link.decided([Assign("r", "a", "a", 0, 0, 0.0, 0.0, 0.0)])
+        link.decided([Assign("r", "a", "a", 0, 0, 0.0, 0.0, 0.0)], RouterStats())
         await turn()
         assert [name for name, _ in actors.told if name != "send"] == ["lose", "wish"]
 
@@ -152,9 +152,9 @@ def test_a_decode_worker_that_is_to_prefill_gives_away_what_it_decodes_first(
     async def run() -> None:
         link, actors = made(monkeypatch, SPLIT)
         link.send(request("r"))
-        link.decided([Assign("r", "d1", "d1", 0, 0, 0.0, 0.0, 0.0)])
+        link.decided([Assign("r", "d1", "d1", 0, 0, 0.0, 0.0, 0.0)], RouterStats())
         link.came("d1", Batch((Delta("r@0", 0, (5,), (None,)),), None, 1))
-        link.decided([SetRole("d1", "prefill")])
+        link.decided([SetRole("d1", "prefill")], RouterStats())
         await turn()
         assert sent(actors)[-1] == ("d1", Move("r", 1, "d0", "live"))
         assert duties(actors)["d1"] == Duty("prefill", draining=True)
@@ -177,7 +177,9 @@ def test_what_cannot_be_moved_keeps_no_worker_from_its_new_role_for_long(
         now = 0.0
         link, actors = made(monkeypatch, SPLIT, lambda: now)
         link.send(request("r"))
-        link.decided([Assign("r", "d1", "d1", 0, 0, 0.0, 0.0, 0.0), SetRole("d1", "prefill")])
+        link.decided(
+            [Assign("r", "d1", "d1", 0, 0, 0.0, 0.0, 0.0), SetRole("d1", "prefill")], RouterStats()
+        )
         link._look_at_seats()
         assert duties(actors)["d1"] == Duty("prefill", draining=True)
         now = roles_module._TURN + 1
@@ -197,7 +199,9 @@ def test_a_prefill_worker_that_is_to_decode_takes_decodes_at_once_and_ends_its_p
     async def run() -> None:
         link, actors = made(monkeypatch, SPLIT)
         link.send(request("r"))
-        link.decided([Assign("r", "p1", "d0", 0, 0, 0.0, 0.0, 0.0), SetRole("p1", "decode")])
+        link.decided(
+            [Assign("r", "p1", "d0", 0, 0, 0.0, 0.0, 0.0), SetRole("p1", "decode")], RouterStats()
+        )
         await turn()
         assert [type(message) for _, message in sent(actors)] == [Add, Move]
         assert duties(actors)["p1"] == Duty("decode", draining=False)
@@ -215,7 +219,7 @@ def test_the_last_worker_of_a_role_keeps_it(monkeypatch: pytest.MonkeyPatch) -> 
         link, actors = made(monkeypatch, SPLIT)
         assert link.lost("d0", "ActorDiedError", "killed")
         actors.told.clear()
-        link.decided([SetRole("d1", "prefill")])
+        link.decided([SetRole("d1", "prefill")], RouterStats())
         assert link._seats["d1"].service.role == "decode"
         assert ("lose", ("d1",)) in actors.told  # it gave it nothing any more
 
@@ -227,7 +231,7 @@ def test_a_worker_that_is_started_again_has_the_role_that_it_had_last(
 ) -> None:
     async def run() -> None:
         link, actors = made(monkeypatch, SPLIT)
-        link.decided([SetRole("d1", "prefill")])
+        link.decided([SetRole("d1", "prefill")], RouterStats())
         assert link.lost("d1", "ActorDiedError", "killed")
         link._look_at_seats()
         link.up("d1", Started("another", host_id(), 2, "", 0.0))
@@ -245,9 +249,9 @@ def test_a_worker_that_dies_while_it_turns_has_its_new_role_when_it_is_back(
     async def run() -> None:
         link, actors = made(monkeypatch, SPLIT)
         link.send(request("r"))
-        link.decided([Assign("r", "d1", "d1", 0, 0, 0.0, 0.0, 0.0)])
+        link.decided([Assign("r", "d1", "d1", 0, 0, 0.0, 0.0, 0.0)], RouterStats())
         link.came("d1", Batch((Delta("r@0", 0, (5,), (None,)),), None, 1))
-        link.decided([SetRole("d1", "prefill")])
+        link.decided([SetRole("d1", "prefill")], RouterStats())
         await turn()
         assert sent(actors)[-1] == ("d1", Move("r", 1, "d0", "live"))
         assert link.lost("d1", "ActorDiedError", "killed")
@@ -259,7 +263,7 @@ def test_a_worker_that_dies_while_it_turns_has_its_new_role_when_it_is_back(
         link.came("d0", Complete("r", 1, (1,), (False,)))  # it was on its way
         link.up("d1", Started("another", host_id(), 2, "", 0.0))
         link.came("d1", Ready(FACTS))
-        link.decided([Assign("r", "d1", "d0", 0, 0, 0.0, 0.0, 0.0)])
+        link.decided([Assign("r", "d1", "d0", 0, 0, 0.0, 0.0, 0.0)], RouterStats())
         link._look_at_seats()
         await turn()
         (_, resume), (_, move) = sent(actors)
@@ -276,9 +280,9 @@ def test_a_worker_that_turns_gives_to_another_what_a_dead_one_was_to_get(
     async def run() -> None:
         link, actors = made(monkeypatch, {**SPLIT, "d2": "decode"})
         link.send(request("r"))
-        link.decided([Assign("r", "d1", "d1", 0, 0, 0.0, 0.0, 0.0)])
+        link.decided([Assign("r", "d1", "d1", 0, 0, 0.0, 0.0, 0.0)], RouterStats())
         link.came("d1", Batch((Delta("r@0", 0, (5,), (None,)),), None, 1))
-        link.decided([SetRole("d1", "prefill")])
+        link.decided([SetRole("d1", "prefill")], RouterStats())
         assert link.lost("d0", "ActorDiedError", "killed")
         link.came("d1", MoveFailed("r", 1, "worker 'd0' is gone"))
         link._look_at_seats()
@@ -331,7 +335,7 @@ def test_what_is_missing_is_told_at_once_whoever_is_gone(
         assert await newest(link) == "the router is not there"
         link.routed(True)
         link.send(request("r"))
-        link.decided([Assign("r", "a", "a", 0, 0, 0.0, 0.0, 0.0)])
+        link.decided([Assign("r", "a", "a", 0, 0, 0.0, 0.0, 0.0)], RouterStats())
         assert link.lost("a", "ActorDiedError", "killed")
         assert await newest(link) is None
         assert link.lost("b", "ActorDiedError", "killed")
@@ -354,7 +358,7 @@ def test_who_waits_for_a_worker_is_counted(monkeypatch: pytest.MonkeyPatch) -> N
         for act in (
             lambda: None,
             lambda: None,  # nothing has changed: nothing is told
-            lambda: link.decided([Assign("r", "a", "a", 0, 0, 0.0, 0.0, 0.0)]),
+            lambda: link.decided([Assign("r", "a", "a", 0, 0, 0.0, 0.0, 0.0)], RouterStats()),
             lambda: link.send(Abort("s")),
         ):
             act()
@@ -366,17 +370,34 @@ def test_who_waits_for_a_worker_is_counted(monkeypatch: pytest.MonkeyPatch) -> N
     asyncio.run(run())
 
 
+def test_counts_of_routers_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        link, _ = made(monkeypatch)
+        link.came("a", Batch((), None, 0, core_status(toy_core())))
+        drained(link)
+        link.decided([], RouterStats(names=9, assigned=3, gaps=1))
+        link.routed(False)
+        link.routed(True)
+        link.decided([], RouterStats(names=2, assigned=1))
+        told = [f.status.cluster for f in drained(link) if isinstance(f, Batch) and f.status]
+        routers = [it.router for it in told if it is not None]
+        assert routers[0] == RouterStats(names=9, assigned=3, gaps=1)
+        assert routers[-1] == RouterStats(names=2, assigned=4, gaps=1)
+
+    asyncio.run(run())
+
+
 def test_times_of_another_host_are_moved_to_its_clock_and_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def run() -> None:
         link, actors = made(monkeypatch, host="elsewhere", now=500.0)
         link.send(replace(request("r"), arrival=3.0, deadline=9.0))
-        link.decided([Assign("r", "a", "a", 0, 0, 0.0, 0.0, 0.0)])
+        link.decided([Assign("r", "a", "a", 0, 0, 0.0, 0.0, 0.0)], RouterStats())
         await turn()
         link.came("a", Batch((Delta("r@0", 0, (5,), (None,), admitted_at=504.0),), None, 1))
         assert link.lost("a", "ActorDiedError", "killed")
-        link.decided([Assign("r", "b", "b", 0, 0, 0.0, 0.0, 0.0)])
+        link.decided([Assign("r", "b", "b", 0, 0, 0.0, 0.0, 0.0)], RouterStats())
         link.send(Ask(1, "pool"))
         await turn()
         add, resume = (
@@ -462,7 +483,7 @@ def test_what_cannot_leave_a_worker_is_said_once_and_to_whoever_asks(
         times = [0.0]
         link, actors = made(monkeypatch, clock=lambda: times[-1])
         link.send(request("r"))
-        link.decided([Assign("r", "a", "a", 0, 0, 0.0, 0.0, 0.0)])
+        link.decided([Assign("r", "a", "a", 0, 0, 0.0, 0.0, 0.0)], RouterStats())
         link.came("a", Batch((Delta("r@0", 0, (5,), (None,)),), None, 1))
         link.send(Ask(1, "drain", "a"))
         await turn()

@@ -21,7 +21,15 @@ from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Add
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.scheduling.tenants import Tenant
-from pagedkv.transfer.routing import Assign, FlipConfig, RouterConfig, SetRole, WorkerReport
+from pagedkv.transfer.events import AllBlocksCleared, KVEventBatch
+from pagedkv.transfer.routing import (
+    Assign,
+    FlipConfig,
+    RouterConfig,
+    RouterStats,
+    SetRole,
+    WorkerReport,
+)
 
 CONFIG = RouterConfig(4, 1)
 
@@ -54,17 +62,25 @@ async def begun(duties: dict[str, Duty], config: RouterConfig = CONFIG) -> Route
     return actor
 
 
+async def decisions(actor: RouterActor) -> list[Any]:
+    """Those that come next."""
+    decided: list[Any] = []
+    while not decided:
+        decided, _ = await actor.decide()
+    return decided
+
+
 def test_what_a_worker_is_for_is_what_the_front_end_says() -> None:
     async def run() -> None:
         actor = await begun({"a": Duty("prefill", False), "b": Duty("decode", False)})
         await actor.observe(report("unknown"), [])
         await actor.told("arrive", [wish("r")])
-        [decision] = await actor.decide()
+        [decision] = await decisions(actor)
         assert isinstance(decision, Assign)
         assert (decision.prefill, decision.decode) == ("a", "b")
         await actor.told("assign", {"a": Duty("decode", False), "b": Duty("prefill", False)})
         await actor.told("arrive", [wish("s")])
-        [decision] = await actor.decide()
+        [decision] = await decisions(actor)
         assert isinstance(decision, Assign)
         assert (decision.prefill, decision.decode) == ("b", "a")
 
@@ -79,12 +95,31 @@ def test_a_side_that_starves_gets_a_worker_of_the_other() -> None:
         actor = await begun(duties, RouterConfig(4, 1, flip=flip))
         await actor.observe(report("d", free=0), [])
         await actor.told("arrive", [wish("r")])  # waits: it has no room to decode
-        [decision] = await actor.decide()
+        [decision] = await decisions(actor)
         assert isinstance(decision, SetRole) and decision.role == "decode"
         assert decision.worker in prefills
         await actor.told("assign", {**duties, decision.worker: Duty("decode", False)})
-        [placed] = await actor.decide()
+        [placed] = await decisions(actor)
         assert isinstance(placed, Assign) and placed.decode == decision.worker
+
+    asyncio.run(run())
+
+
+def test_counts_are_told_though_nothing_is_decided() -> None:
+    asked: list[str] = []
+    tell_all = SimpleNamespace(remote=lambda: asked.append("a"))
+
+    async def run() -> None:
+        actor = Router()
+        await actor.begin(1, CONFIG, {"a": SimpleNamespace(tell_all=tell_all)})
+        await actor.told("assign", {"a": Duty("both", False)})
+        await actor.observe(report("a"), [])
+        assert await actor.decide() == ([], RouterStats(workers=1))
+        for seq, events in ((0, [AllBlocksCleared()]), (2, [])):
+            batch = msgspec.msgpack.encode(KVEventBatch(0.0, [*events]))
+            await actor.observe(report("a"), [(seq, batch)])
+        assert await actor.decide() == ([], RouterStats(workers=1, gaps=1))
+        assert asked == ["a"]
 
     asyncio.run(run())
 
@@ -101,7 +136,7 @@ def test_an_error_of_any_call_comes_to_whoever_waits_for_decisions() -> None:
         await actor.begin(2, CONFIG, {})
         await actor.observe(report("a"), [])
         await actor.arrive(Turn(2, 0), [wish("r")])
-        assert len(await actor.decide()) == 1
+        assert len(await decisions(actor)) == 1
 
     asyncio.run(run())
 
@@ -162,7 +197,7 @@ def test_calls_that_overtake_each_other_are_taken_in_the_order_of_the_front_end(
         for call in calls:
             await call
         await router.observe(report("a"), [])
-        assert [decision.request_id for decision in await router.decide()] == ["last"]
+        assert [decision.request_id for decision in await decisions(router)] == ["last"]
         await actors.close()
 
     asyncio.run(run())
@@ -184,6 +219,6 @@ def test_a_call_that_never_comes_is_told_to_whoever_waits_for_decisions(
         await actor.arrive(Turn(2, 0), [wish("s")])
         await actor.begin(2, CONFIG, {})
         await actor.arrive(Turn(1, 1), [wish("t")])  # of the session before
-        assert [it.request_id for it in await actor.decide()] == ["s"]
+        assert [it.request_id for it in await decisions(actor)] == ["s"]
 
     asyncio.run(run())

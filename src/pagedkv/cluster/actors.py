@@ -18,7 +18,7 @@ from pagedkv.cluster.worker import Started, Worker
 from pagedkv.engine.machine import num_threads
 from pagedkv.engine.wire import Died, FromCore, ToCore, pack, unpack_from_core
 from pagedkv.errors import ConfigError
-from pagedkv.transfer.routing import Assign, Role, RouterConfig, SetRole, Shed
+from pagedkv.transfer.routing import Assign, Role, RouterConfig, RouterStats, SetRole, Shed
 
 _LOG = logging.getLogger("pagedkv.cluster")
 # Seconds between two trials to start a worker whose core does not come up: at first, and at most.
@@ -63,7 +63,9 @@ class Listener(Protocol):
         """It is gone with all that it had. Whether it is to be started again."""
         ...
 
-    def decided(self, decisions: Sequence[Assign | Shed | SetRole]) -> None: ...
+    def decided(self, decisions: Sequence[Assign | Shed | SetRole], stats: RouterStats) -> None:
+        """stats: of the router since it began."""
+        ...
 
     def routed(self, up: bool) -> None:
         """The router is there and knows nothing yet, or is gone."""
@@ -244,7 +246,7 @@ class Actors:
                 self._routed = True
                 self._listener.routed(True)
                 while True:
-                    self._listener.decided(await self._router.decide.remote())
+                    self._listener.decided(*await self._router.decide.remote())
             except self._ray.exceptions.RayError as error:
                 self._routed = False
                 _LOG.warning("the router is gone and is started again: %s", self._why(error))

@@ -40,7 +40,7 @@ from pagedkv.engine.wire import (
 from pagedkv.errors import PagedKVError
 from pagedkv.scheduling.messages import Abort, Add, Delta, Drain, Message, StepStats
 from pagedkv.transfer.roles import flip_config
-from pagedkv.transfer.routing import Assign, Role, RouterConfig, SetRole, Shed
+from pagedkv.transfer.routing import Assign, Role, RouterConfig, RouterStats, SetRole, Shed
 
 _LOG = logging.getLogger("pagedkv.cluster")
 # Seconds that a request waits for a router or a worker that Ray is starting again.
@@ -169,6 +169,7 @@ class ClusterLink:
 
     def routed(self, up: bool) -> None:
         self._router_up = up
+        self._figures.new_router()
         if self._facts is not None:
             self._post(self._batch([], None))
         if up:  # it may never have heard of them
@@ -178,7 +179,8 @@ class ClusterLink:
     def broken(self, error: BaseException) -> None:
         self._post(Died(type(error).__name__, str(error)))
 
-    def decided(self, decisions: Sequence[Assign | Shed | SetRole]) -> None:
+    def decided(self, decisions: Sequence[Assign | Shed | SetRole], stats: RouterStats) -> None:
+        self._figures.routing(stats)
         for decision in decisions:
             match decision:
                 case Assign(request, prefill, decode):
@@ -188,6 +190,8 @@ class ClusterLink:
                         self._carry_out(self._dispatch.give_up(request, reason, "overload"))
                 case SetRole(worker, role):
                     self._turn(self._seats[worker], role)
+        if not decisions and self._facts is not None:  # the counts are to be seen
+            self._post(self._batch([], None))
 
     # ---- steps --------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from pagedkv.transfer.routing import (
     Ended,
     RouterConfig,
     RouterEvent,
+    RouterStats,
     SetRole,
     Shed,
     Tick,
@@ -56,6 +57,7 @@ class RouterActor:
         self._decisions: list[Assign | Shed | SetRole] = []
         self._news = asyncio.Event()
         self._failure: Exception | None = None
+        self._told = RouterStats()
         self._ticking: asyncio.Task[None] | None = None
 
     async def begin(self, session: int, config: RouterConfig, workers: Mapping[str, Any]) -> None:
@@ -67,7 +69,7 @@ class RouterActor:
             return
         self._session, self._calls = session, InOrder()
         self._router, self._workers, self._failure = Router(config), workers, None
-        self._decisions = []
+        self._decisions, self._told = [], RouterStats()
         if self._ticking is None:
             self._ticking = asyncio.create_task(self._tick())
 
@@ -93,14 +95,19 @@ class RouterActor:
             self._take([self._on_duty(report)])
             self._take(WorkerEvents(report.worker, seq, decode_batch(it)) for seq, it in events)
 
-    async def decide(self) -> list[Assign | Shed | SetRole]:
-        """What was decided of requests and roles; waits until there is something."""
+    async def decide(self) -> tuple[list[Assign | Shed | SetRole], RouterStats]:
+        """What was decided of requests and roles, and the router's counts since `begin`.
+
+        Waits until something is decided, or counts have changed without that.
+        """
         await self._news.wait()
         self._news.clear()
         if self._failure is not None:
             raise self._failure
         decisions, self._decisions = self._decisions, []
-        return decisions
+        if self._router is not None:
+            self._told = self._router.stats()
+        return decisions, self._told
 
     def _in_turn(self, turn: Turn, act: Callable[[], None]) -> None:
         """Calls of another session are dropped: they are about what is not known here any more."""
@@ -173,3 +180,5 @@ class RouterActor:
         while True:
             await asyncio.sleep(_TICK)
             self._take([Tick()])
+            if self._router is not None and self._router.stats() != self._told:
+                self._news.set()

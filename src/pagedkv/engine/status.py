@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pagedkv.engine.core import EngineCore
 from pagedkv.scheduling.backlog import expected_backlog
 from pagedkv.scheduling.counters import EngineCounters
+from pagedkv.transfer.routing import RouterStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class ClusterStatus:
     moves_done, moves_failed: to another worker. moves_ended: the request ended before its move
     did. resumed: whose worker had died. missing: what has to come back before a new request can
     start; None: nothing. unplaced: requests that no worker has now, for none has room, or none is
-    there.
+    there. router: its counts since the start.
     """
 
     workers: tuple[WorkerLoad, ...]
@@ -64,6 +65,7 @@ class ClusterStatus:
     resumed: int = 0
     missing: str | None = None
     unplaced: int = 0
+    router: RouterStats = field(default_factory=RouterStats)
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,12 +196,26 @@ class RouterStats(msgspec.Struct, frozen=True):
     dropped: of a worker, past the bound. cached_tokens: of prompt_tokens, by what was known.
     """
 
-    workers: int
-    held: int
-    names: int
-    assigned: int
-    shed: int
-    gaps: int
-    dropped: int
-    prompt_tokens: int
-    cached_tokens: int
+    workers: int = 0
+    held: int = 0
+    names: int = 0
+    assigned: int = 0
+    shed: int = 0
+    gaps: int = 0
+    dropped: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+    def after(self, earlier: RouterStats) -> RouterStats:
+        """What is there now, and the counts of both: of a router and of the one before it."""
+        return RouterStats(
+            self.workers,
+            self.held,
+            self.names,
+            self.assigned + earlier.assigned,
+            self.shed + earlier.shed,
+            self.gaps + earlier.gaps,
+            self.dropped + earlier.dropped,
+            self.prompt_tokens + earlier.prompt_tokens,
+            self.cached_tokens + earlier.cached_tokens,
+        )

@@ -12,6 +12,7 @@ from pagedkv.engine.status import WORKER_STATES, ClusterStatus, CoreStatus
 from pagedkv.scheduling.counters import EngineCounters, TenantCounters
 from pagedkv.scheduling.policies.fair import OUTPUT_WEIGHT, PROMPT_WEIGHT
 from pagedkv.scheduling.tally import OTHER_TENANTS
+from pagedkv.transfer.routing import RouterStats
 
 # Requests without a tenant; no key has this name.
 NO_TENANT = "none"
@@ -92,6 +93,34 @@ def _workers(cluster: ClusterStatus) -> Iterator[Metric]:
         (),
         [((), cluster.resumed)],
     )
+    yield from _router(cluster.router)
+
+
+def _router(router: RouterStats) -> Iterator[Metric]:
+    outcomes = [(("assigned",), router.assigned), (("shed",), router.shed)]
+    text = "Decisions of the router about requests, by outcome."
+    yield _counter("router_decisions", text, ("outcome",), outcomes)
+    for name, text, number in (
+        (
+            "router_prompt_tokens",
+            "Tokens of the prompts that it has assigned.",
+            router.prompt_tokens,
+        ),
+        (
+            "router_cached_tokens",
+            "Those of them that the worker had cached, by what was known.",
+            router.cached_tokens,
+        ),
+        ("router_event_gaps", "Times that events of a worker's cache were missing.", router.gaps),
+        (
+            "router_blocks_dropped",
+            "Blocks of workers that are not remembered, for they are too many.",
+            router.dropped,
+        ),
+    ):
+        yield _counter(name, text, (), [((), number)])
+    text = "Different blocks that it knows workers to have."
+    yield _gauge("router_blocks_known", text, (), [((), router.names)])
 
 
 def _tenants(status: CoreStatus, named: set[str | None]) -> Iterator[Metric]:

@@ -389,6 +389,7 @@ class ClusterLink:
         self._tell_duties()
         if seat.service.draining:
             self._move_away(seat)
+        self._post(self._batch([], None))  # what is missing may be another thing now
         self._post(Answer(ask.id, self._describe(seat)))
 
     def _tell_duties(self) -> None:

@@ -182,11 +182,15 @@ class Seats:
 
     @property
     def missing(self) -> str | None:
-        """Which kind of worker has to come back before a request can be placed."""
-        roles = {seat.service.role for seat in self if seat.ready}
+        """Which kind of worker has to come back before a request can be placed.
+
+        One that drains takes nothing; one that turns will soon.
+        """
+        roles = {seat.service.role for seat in self if seat.ready and not seat.service.draining}
         for role in ("prefill", "decode"):
             if not roles & {role, "both"}:
-                return f"no {role} worker is there"
+                drains = any(seat.ready and seat.service.role in (role, "both") for seat in self)
+                return f"no {role} worker is there" + (" but one that drains" if drains else "")
         return None
 
     def can_spare(self, seat: Seat) -> bool:

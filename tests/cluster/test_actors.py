@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from serving import toy_core
 
 from pagedkv.cluster import actors as actors_module
-from pagedkv.cluster.actors import Actors, Plan
+from pagedkv.cluster.actors import Actors, Plan, arguments_of
 from pagedkv.cluster.reporter import Reporter
 from pagedkv.cluster.runtime import share_nodes
 from pagedkv.cluster.worker import Worker
@@ -47,6 +48,18 @@ def test_a_signal_while_ray_starts_leaves_no_ray(monkeypatch: pytest.MonkeyPatch
 
     asyncio.run(run())
     assert ended == [True]
+
+
+def test_workers_write_files_of_their_own_and_divide_the_memory_of_one_machine() -> None:
+    roles: dict[str, Role] = {"worker-0": "both", "worker-1": "both"}
+    plan = Plan(roles, {"decision_log": "d.jsonl", "replay_log": None, "seed": 3})
+    assert arguments_of("worker-1", plan) == {
+        "decision_log": "d.jsonl.worker-1",
+        "replay_log": None,
+        "seed": 3,
+        "engines": 2,
+    }
+    assert arguments_of("worker-1", replace(plan, address="head:6379", arguments={})) == {}
 
 
 def test_without_ray_nothing_begins_to_load(monkeypatch: pytest.MonkeyPatch) -> None:

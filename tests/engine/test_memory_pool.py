@@ -16,6 +16,11 @@ def test_default_is_the_stated_share_less_the_null_block() -> None:
     assert pool_blocks(BLOCK, MEMORY) == int(100 * KV_SHARE) - 1
 
 
+def test_engines_of_one_machine_divide_the_share() -> None:
+    assert pool_blocks(BLOCK, MEMORY, engines=4) == int(100 * KV_SHARE / 4) - 1
+    assert pool_blocks(BLOCK, MEMORY, num_blocks=99, engines=4) == 99
+
+
 def test_what_is_asked_for_is_given() -> None:
     assert pool_blocks(BLOCK, MEMORY, num_blocks=99) == 99
     assert pool_blocks(BLOCK, MEMORY, kv_cache_memory=100 * BLOCK) == 99

@@ -289,7 +289,7 @@ def test_the_address_of_spans_holds_no_password(url: str) -> None:
 def test_the_engine_has_every_setting_of_an_llm() -> None:
     ours = set(EngineSettings.model_fields)
     llm = set(inspect.signature(LLM.__init__).parameters) - {"self"}
-    assert llm - {"scheduling", "public_prefixes", "tiers", "max_moves"} <= ours
+    assert llm - {"scheduling", "public_prefixes", "tiers", "max_moves", "engines"} <= ours
     tiers = {field.name for field in dataclasses.fields(TierConfig)}
     assert tiers <= ours
     scheduler = {field.name for field in dataclasses.fields(SchedulerConfig)}

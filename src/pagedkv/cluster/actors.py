@@ -23,6 +23,8 @@ from pagedkv.transfer.routing import Assign, Role, RouterConfig, RouterStats, Se
 _LOG = logging.getLogger("pagedkv.cluster")
 # Seconds between two trials to start a worker whose core does not come up: at first, and at most.
 _SOONEST, _LATEST = 1.0, 60.0
+# Arguments that name a file for one engine to write.
+_FILES = ("decision_log", "replay_log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,17 @@ class Plan:
     address: str | None = None
     flip_after: float | None = None
     threads: int | None = None
+
+
+def arguments_of(name: str, plan: Plan) -> dict[str, Any]:
+    """Of one worker: files of its own, and its part of the memory where all are on one machine."""
+    given = dict(plan.arguments)
+    for setting in _FILES:
+        if given.get(setting) is not None:
+            given[setting] = f"{given[setting]}.{name}"
+    if plan.address is None:
+        given["engines"] = len(plan.roles)
+    return given
 
 
 class Listener(Protocol):
@@ -211,7 +224,7 @@ class Actors:
             self._starts[name] += 1
             started: Started = await begin.remote(
                 self._starts[name],
-                dict(self._plan.arguments),
+                arguments_of(name, self._plan),
                 self._plan.slow_step,
                 peers,
                 self._router,

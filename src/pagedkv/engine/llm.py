@@ -92,6 +92,7 @@ class LLM:
     tiers: where blocks go that leave the pool, see `TierConfig`; `close` completes what is on disk.
     max_moves: sequences that may be on their way here from other workers at once, see `open_moves`:
         one for a request with one sample, n + 1 for one with n.
+    engines: so many start on this machine, and divide by default what one alone would have.
 
     `engine` is the LLMEngine, `report` what was chosen, `folder` where the model lies, `tier` the
     uppermost one below the pool, or None; `tier.off` says why one is not used any more. The logger
@@ -128,6 +129,7 @@ class LLM:
         record: str | Path | None = None,
         tiers: TierConfig | None = None,
         max_moves: int = 0,
+        engines: int = 1,
     ) -> None:
         if not isinstance(dtype, str) or dtype not in DTYPES:
             raise ConfigError(f"dtype={dtype!r}: use one of {', '.join(DTYPES)}")
@@ -136,6 +138,7 @@ class LLM:
         check_integer("max_num_batched_tokens", max_num_batched_tokens, 1, 2**31 - 1)
         check_integer("seed", seed, -(2**63))
         check_integer("max_moves", max_moves, 0, MAX_NUM_SEQS)
+        check_integer("engines", engines, 1)
         for name, value, low in (
             ("num_blocks", num_blocks, 1),
             ("kv_cache_memory", kv_cache_memory, 0),
@@ -177,7 +180,11 @@ class LLM:
         one_block = config.kv_spec(1, block_size, kv_dtype)
         block_bytes = stored_block_bytes(backend_name, one_block)
         blocks = pool_blocks(
-            block_bytes, memory, num_blocks=num_blocks, kv_cache_memory=kv_cache_memory
+            block_bytes,
+            memory,
+            num_blocks=num_blocks,
+            kv_cache_memory=kv_cache_memory,
+            engines=engines,
         )
         width = min(blocks, -(-max_model_len // block_size))
         limits = SchedulerConfig(

@@ -26,11 +26,12 @@ def pool_blocks(
     *,
     num_blocks: int | None = None,
     kv_cache_memory: int | None = None,
+    engines: int = 1,
 ) -> int:
     """Blocks of the pool: as many as asked for, or as fit in `kv_cache_memory` bytes.
 
-    By default `KV_SHARE` of the available memory. One block less than fits, since the store holds
-    the null block too. Raises ConfigError with the numbers if not even one fits, or if the pool
+    By default `KV_SHARE` of the available memory, which `engines` have in common. One block less
+    than fits, since the store holds the null block too. Raises ConfigError with the numbers if not even one fits, or if the pool
     would be larger than the memory that is available.
     """
     if num_blocks is not None and kv_cache_memory is not None:
@@ -44,7 +45,7 @@ def pool_blocks(
     else:
         limit = kv_cache_memory
         if limit is None:
-            limit = int(memory.available * KV_SHARE)
+            limit = int(memory.available * KV_SHARE / engines)
         check_integer("kv_cache_memory", limit, 0)
         setting = f"kv_cache_memory={limit}"
         num_blocks = limit // block_bytes - 1

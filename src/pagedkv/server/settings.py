@@ -151,11 +151,14 @@ class EngineSettings(_Section):
     device: str = Field(default="cpu", description="Where torch computes.")
     block_size: Count = Field(default=16, description="Tokens a block.")
     num_blocks: Maybe[Count] = Field(
-        default=None, description="Blocks of the pool. none: as many as kv_cache_memory holds."
+        default=None,
+        description="Blocks of the pool, of each worker's where there are several. none: as many "
+        "as kv_cache_memory holds.",
     )
     kv_cache_memory: Annotated[Maybe[Size], flags("--kv-memory", "--kv-cache-memory")] = Field(
         default=None,
-        description="Memory of the pool: bytes, 512MiB, 2GB. none: a share of what is available.",
+        description="Memory of the pool, likewise: bytes, 512MiB, 2GB. none: a share of what is "
+        "available, which the workers of one machine divide.",
     )
     preallocate: bool = Field(
         default=False,
@@ -190,10 +193,14 @@ class EngineSettings(_Section):
     )
     sanitize: bool = Field(default=False, description="Check every use of a block. Slower.")
     replay_log: Maybe[FilePath] = Field(
-        default=None, description="With sanitize: file for the calls before an error."
+        default=None,
+        description="With sanitize: file for the calls before an error; of a worker FILE.worker-0 "
+        "and so on.",
     )
     decision_log: Maybe[FilePath] = Field(
-        default=None, description="File for the scheduler's decisions, for `pagedkv explain`."
+        default=None,
+        description="File for the scheduler's decisions, for `pagedkv explain`; of a worker "
+        "FILE.worker-0 and so on.",
     )
     record: Maybe[FilePath] = Field(
         default=None,

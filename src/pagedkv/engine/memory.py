@@ -31,8 +31,8 @@ def pool_blocks(
     """Blocks of the pool: as many as asked for, or as fit in `kv_cache_memory` bytes.
 
     By default `KV_SHARE` of the available memory, which `engines` have in common. One block less
-    than fits, since the store holds the null block too. Raises ConfigError with the numbers if not even one fits, or if the pool
-    would be larger than the memory that is available.
+    than fits, since the store holds the null block too. Raises ConfigError with the numbers if
+    not even one fits, or if the pool would be larger than the memory that is available.
     """
     if num_blocks is not None and kv_cache_memory is not None:
         raise ConfigError(

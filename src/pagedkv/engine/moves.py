@@ -47,11 +47,11 @@ from pagedkv.transfer.messages import (
     Commit,
     Data,
     FrameError,
-    Grant,
     Hello,
     Message,
     MoveId,
     Naming,
+    Part,
     Reserve,
     pack,
     unpack,
@@ -259,11 +259,12 @@ class Moves:
     # ---- coming -------------------------------------------------------------------------------
 
     def _heard(self, worker: str, message: Message, now: float) -> list[Action]:
-        new = isinstance(message, Reserve) and message.move not in self.endpoint.receiver
+        if not isinstance(message, (Reserve, Part)):
+            return self.endpoint.handle(worker, message, now)
+        receiver, move = self.endpoint.receiver, message.move
+        before = receiver.cached(move)
         actions = self.endpoint.handle(worker, message, now)
-        for action in actions if new else ():
-            if isinstance(action, Send) and isinstance(action.message, Grant):
-                self._scheduler.tally.moved(cached=action.message.have)
+        self._scheduler.tally.moved(cached=max(0, receiver.cached(move) - before))
         return actions
 
     def _resume(self, move: MoveId, commit: Commit, now: float) -> list[Action]:

@@ -25,8 +25,9 @@ class ReceiverState(StrEnum):
 class Arrival:
     """A move at its receiver. common: line 0. own: the lines of its samples.
 
-    Before the samples have `parted` each of these is an empty sequence that keeps room for the
-    line; None: the sample has ended.
+    cached: tokens of all lines that were here already, those in common once. Before the samples
+    have `parted` each of their lines is an empty sequence that keeps room for it; None: the sample
+    has ended.
     """
 
     id: MoveId
@@ -36,6 +37,7 @@ class Arrival:
     headroom: int
     common: Incoming
     own: list[Incoming | None]
+    cached: int
     heard: float
     spoke: float
     parted: bool = False
@@ -86,6 +88,7 @@ class Arrival:
                 known = np.concatenate([common.tokens[: common.base], tokens])
                 if cached_of(manager, known, self.naming) > common.base:
                     seq = open_on(manager, known, self.naming)
+                    self.cached += manager.length(seq) - common.base
                 else:
                     (seq,) = manager.fork(common.seq)
                 self.own[i] = Incoming(manager, seq, known)

@@ -72,6 +72,10 @@ class Receiver:
         """KeyError: no such move holds blocks here."""
         return self._moves[move].state
 
+    def cached(self, move: MoveId) -> int:
+        """Tokens of a move whose K/V were here before it, as far as is known; 0: no such move."""
+        return self._moves[move].cached if move in self._moves else 0
+
     def handle(self, worker: str, message: ToReceiver, now: float) -> list[Action]:
         """A message of a sender. What does not fit the state of its move changes nothing.
 
@@ -237,7 +241,16 @@ class Receiver:
             return [Send(worker, Deny(*move, reason=str(error), retry_after=self._limits.retry))]
         lease, self._next_lease = self._next_lease, self._next_lease + 1
         it = Arrival(
-            move, worker, lease, naming, message.headroom, lines[0], [*lines[1:]], now, now
+            move,
+            worker,
+            lease,
+            naming,
+            message.headroom,
+            lines[0],
+            [*lines[1:]],
+            lines[0].have,
+            now,
+            now,
         )
         self._moves[move] = it
         return [*copies, Send(worker, it.grant())]

@@ -296,7 +296,7 @@ def _counters(counters: EngineCounters) -> Iterator[Metric]:
         (
             "moved_tokens",
             "Tokens of requests that came from other workers, by where their K/V was: "
-            "sent with them, or cached here already.",
+            "sent with them, or cached here already; what samples have in common counts once.",
             "source",
             counters.moved_tokens,
         ),

@@ -24,7 +24,7 @@ from pagedkv.engine.wire import Batch, Died, FromPeer, Ready, ToCore, ToPeer
 from pagedkv.scheduling.messages import Abort, Add, Delta, Resume
 from pagedkv.scheduling.params import SamplingParams
 from pagedkv.transfer.messages import PROTOCOL
-from pagedkv.transfer.routing import Assign, Role
+from pagedkv.transfer.routing import Assign, Role, RouterStats
 
 SPLIT: dict[str, Role] = {"p": "prefill", "d": "decode"}
 
@@ -123,7 +123,7 @@ def test_nothing_moves_to_a_worker_of_another_protocol_and_its_requests_go_on(
             link.up(name, Started("boot", host_id(), 1, __version__, 0.0))
             link.came(name, Ready(core_facts(worker.core)))
         link.send(Add("r", tuple(range(1, 30)), SamplingParams(max_tokens=12), 0.0, 0))
-        link.decided([Assign("r", "p", "d", 0, 0, 0.0, 0.0, 0.0)])
+        link.decided([Assign("r", "p", "d", 0, 0, 0.0, 0.0, 0.0)], RouterStats())
         drew: list[str] = []
         for _ in range(100):
             await asyncio.sleep(0)  # what was put off goes out

@@ -136,13 +136,13 @@ def test_an_idle_worker_tells_all_of_its_cache_when_it_is_asked() -> None:
 
     async def run() -> None:
         told: list[list[tuple[int, bytes]]] = []
-        observe = SimpleNamespace(remote=lambda report, events: told.append(events))
+        observe = SimpleNamespace(remote=lambda boot, report, events: told.append(events))
         core = toy_core()
         core.send(Add("x", tuple(range(9)), SamplingParams(max_tokens=1), 0.0, 0))
         while core.has_unfinished():
             core.step(0.0)
         loop = asyncio.get_running_loop()
-        reporter = Reporter("a", "host", core, SimpleNamespace(observe=observe), loop)
+        reporter = Reporter("a", "boot", "host", core, SimpleNamespace(observe=observe), loop)
         reporter.look()
         worker = Worker("a", 0, True)
         asked: list[Ask] = []

@@ -114,17 +114,21 @@ def test_a_server_that_drains_still_places_what_it_has_taken(
 
 
 def test_a_router_that_names_a_dead_worker_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last report of a worker may come to the router behind the news of its death."""
+    """The router may decide before it hears of a death."""
 
     async def run() -> None:
         link, actors = made(monkeypatch)
         link.send(request("r"))
         await turn()
         assert link.lost("a", "ActorDiedError", "killed")
+        assert duties(actors)["a"] == Duty("both", draining=False, boot=None)
         actors.told.clear()
         link.decided([Assign("r", "a", "a", 0, 0, 0.0, 0.0, 0.0)], RouterStats())
         await turn()
-        assert [name for name, _ in actors.told if name != "send"] == ["lose", "wish"]
+        assert [name for name, _ in actors.told if name != "send"] == ["wish"]
+        link.up("a", Started("another", host_id(), 2, "", 0.0))
+        link.came("a", Ready(FACTS))
+        assert duties(actors)["a"] == Duty("both", draining=False, boot="another")
 
     asyncio.run(run())
 
@@ -157,13 +161,13 @@ def test_a_decode_worker_that_is_to_prefill_gives_away_what_it_decodes_first(
         link.decided([SetRole("d1", "prefill")], RouterStats())
         await turn()
         assert sent(actors)[-1] == ("d1", Move("r", 1, "d0", "live"))
-        assert duties(actors)["d1"] == Duty("prefill", draining=True)
+        assert duties(actors)["d1"] == Duty("prefill", draining=True, boot="boot")
         assert link._describe(link._seats["d1"])["state"] == "turning"
         link.came("d0", Complete("r", 1, (1,), (False,)))
         link._look_at_seats()
         await turn()
         assert ("d0", Own("r", 1)) in sent(actors)
-        assert duties(actors)["d1"] == Duty("prefill", draining=False)
+        assert duties(actors)["d1"] == Duty("prefill", draining=False, boot="boot")
         facts = link._describe(link._seats["d1"])
         assert (facts["role"], facts["state"], facts["flips"]) == ("prefill", "ready", 1)
 
@@ -181,10 +185,10 @@ def test_what_cannot_be_moved_keeps_no_worker_from_its_new_role_for_long(
             [Assign("r", "d1", "d1", 0, 0, 0.0, 0.0, 0.0), SetRole("d1", "prefill")], RouterStats()
         )
         link._look_at_seats()
-        assert duties(actors)["d1"] == Duty("prefill", draining=True)
+        assert duties(actors)["d1"] == Duty("prefill", draining=True, boot="boot")
         now = roles_module._TURN + 1
         link._look_at_seats()
-        assert duties(actors)["d1"] == Duty("prefill", draining=False)
+        assert duties(actors)["d1"] == Duty("prefill", draining=False, boot="boot")
         link.came("d1", Batch((Delta("r@0", 0, (5,), (None,)),), None, 1))
         link._look_at_seats()
         await turn()
@@ -204,10 +208,10 @@ def test_a_prefill_worker_that_is_to_decode_takes_decodes_at_once_and_ends_its_p
         )
         await turn()
         assert [type(message) for _, message in sent(actors)] == [Add, Move]
-        assert duties(actors)["p1"] == Duty("decode", draining=False)
+        assert duties(actors)["p1"] == Duty("decode", draining=False, boot="boot")
         link.routed(False)
         link.routed(True)  # another router, which knows nothing
-        assert duties(actors)["p1"] == Duty("decode", draining=False)
+        assert duties(actors)["p1"] == Duty("decode", draining=False, boot="boot")
 
     asyncio.run(run())
 
@@ -235,7 +239,7 @@ def test_a_worker_that_is_started_again_has_the_role_that_it_had_last(
         assert link.lost("d1", "ActorDiedError", "killed")
         link._look_at_seats()
         link.up("d1", Started("another", host_id(), 2, "", 0.0))
-        assert duties(actors)["d1"] == Duty("prefill", draining=False)
+        assert duties(actors)["d1"] == Duty("prefill", draining=False, boot=None)
         assert "d1" not in [seat.name for seat in link._seats if seat.takes_decodes]
 
     asyncio.run(run())
@@ -258,7 +262,7 @@ def test_a_worker_that_dies_while_it_turns_has_its_new_role_when_it_is_back(
         await turn()
         assert ("d0", Disown("r", 1)) in sent(actors)
         assert [given[0][0].request_id for name, given in actors.told if name == "wish"][-1] == "r"
-        assert duties(actors)["d1"] == Duty("prefill", draining=False)
+        assert duties(actors)["d1"] == Duty("prefill", draining=False, boot=None)
         actors.told.clear()
         link.came("d0", Complete("r", 1, (1,), (False,)))  # it was on its way
         link.up("d1", Started("another", host_id(), 2, "", 0.0))
@@ -289,10 +293,10 @@ def test_a_worker_that_turns_gives_to_another_what_a_dead_one_was_to_get(
         await turn()
         moves = [message for _, message in sent(actors) if isinstance(message, Move)]
         assert moves == [Move("r", 1, "d0", "live"), Move("r", 2, "d2", "live")]
-        assert duties(actors)["d1"] == Duty("prefill", draining=True)
+        assert duties(actors)["d1"] == Duty("prefill", draining=True, boot="boot")
         link.came("d2", Complete("r", 2, (1,), (False,)))
         link._look_at_seats()
-        assert duties(actors)["d1"] == Duty("prefill", draining=False)
+        assert duties(actors)["d1"] == Duty("prefill", draining=False, boot="boot")
 
     asyncio.run(run())
 

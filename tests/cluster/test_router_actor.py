@@ -32,6 +32,7 @@ from pagedkv.transfer.routing import (
 )
 
 CONFIG = RouterConfig(4, 1)
+BOOT = "boot"
 
 
 def report(name: str, free: int = 100, **given: Any) -> WorkerReport:
@@ -58,7 +59,7 @@ async def begun(duties: dict[str, Duty], config: RouterConfig = CONFIG) -> Route
     await actor.begin(1, config, {})
     await actor.told("assign", duties)
     for name in duties:
-        await actor.observe(report(name), [])
+        await actor.observe(BOOT, report(name), [])
     return actor
 
 
@@ -72,13 +73,15 @@ async def decisions(actor: RouterActor) -> list[Any]:
 
 def test_what_a_worker_is_for_is_what_the_front_end_says() -> None:
     async def run() -> None:
-        actor = await begun({"a": Duty("prefill", False), "b": Duty("decode", False)})
-        await actor.observe(report("unknown"), [])
+        actor = await begun({"a": Duty("prefill", False, BOOT), "b": Duty("decode", False, BOOT)})
+        await actor.observe(BOOT, report("unknown"), [])
         await actor.told("arrive", [wish("r")])
         [decision] = await decisions(actor)
         assert isinstance(decision, Assign)
         assert (decision.prefill, decision.decode) == ("a", "b")
-        await actor.told("assign", {"a": Duty("decode", False), "b": Duty("prefill", False)})
+        await actor.told(
+            "assign", {"a": Duty("decode", False, BOOT), "b": Duty("prefill", False, BOOT)}
+        )
         await actor.told("arrive", [wish("s")])
         [decision] = await decisions(actor)
         assert isinstance(decision, Assign)
@@ -90,15 +93,15 @@ def test_what_a_worker_is_for_is_what_the_front_end_says() -> None:
 def test_a_side_that_starves_gets_a_worker_of_the_other() -> None:
     async def run() -> None:
         flip = FlipConfig(patience_s=1e-6, rest_s=1e6)
-        prefills = {f"p{i}": Duty("prefill", False) for i in range(2)}
-        duties = {**prefills, "d": Duty("decode", False)}
+        prefills = {f"p{i}": Duty("prefill", False, BOOT) for i in range(2)}
+        duties = {**prefills, "d": Duty("decode", False, BOOT)}
         actor = await begun(duties, RouterConfig(4, 1, flip=flip))
-        await actor.observe(report("d", free=0), [])
+        await actor.observe(BOOT, report("d", free=0), [])
         await actor.told("arrive", [wish("r")])  # waits: it has no room to decode
         [decision] = await decisions(actor)
         assert isinstance(decision, SetRole) and decision.role == "decode"
         assert decision.worker in prefills
-        await actor.told("assign", {**duties, decision.worker: Duty("decode", False)})
+        await actor.told("assign", {**duties, decision.worker: Duty("decode", False, BOOT)})
         [placed] = await decisions(actor)
         assert isinstance(placed, Assign) and placed.decode == decision.worker
 
@@ -112,14 +115,32 @@ def test_counts_are_told_though_nothing_is_decided() -> None:
     async def run() -> None:
         actor = Router()
         await actor.begin(1, CONFIG, {"a": SimpleNamespace(tell_all=tell_all)})
-        await actor.told("assign", {"a": Duty("both", False)})
-        await actor.observe(report("a"), [])
+        await actor.told("assign", {"a": Duty("both", False, BOOT)})
+        await actor.observe(BOOT, report("a"), [])
         assert await actor.decide() == ([], RouterStats(workers=1))
         for seq, events in ((0, [AllBlocksCleared()]), (2, [])):
             batch = msgspec.msgpack.encode(KVEventBatch(0.0, [*events]))
-            await actor.observe(report("a"), [(seq, batch)])
+            await actor.observe(BOOT, report("a"), [(seq, batch)])
         assert await actor.decide() == ([], RouterStats(workers=1, gaps=1))
         assert asked == ["a"]
+
+    asyncio.run(run())
+
+
+def test_a_process_that_is_gone_is_not_heard_any_more() -> None:
+    async def run() -> None:
+        actor = await begun({"a": Duty("both", False, BOOT), "b": Duty("both", False, BOOT)})
+        assert await actor.decide() == ([], RouterStats(workers=2))
+        for boot in (None, "again"):
+            await actor.told(
+                "assign", {"a": Duty("both", False, boot), "b": Duty("both", True, BOOT)}
+            )
+            await actor.observe(BOOT, report("a"), [])
+            assert actor._router.stats() == RouterStats(workers=1)
+        await actor.observe("again", report("a"), [])
+        await actor.told("arrive", [wish("r")])
+        [decision] = await decisions(actor)
+        assert decision.prefill == "a" and actor._router.stats().workers == 2
 
     asyncio.run(run())
 
@@ -128,13 +149,13 @@ def test_an_error_of_any_call_comes_to_whoever_waits_for_decisions() -> None:
     """Nobody looks at what becomes of a report."""
 
     async def run() -> None:
-        actor = await begun({"a": Duty("both", False)})
-        await actor.observe(report("a"), [(0, b"no events")])
+        actor = await begun({"a": Duty("both", False, BOOT)})
+        await actor.observe(BOOT, report("a"), [(0, b"no events")])
         with pytest.raises(msgspec.DecodeError):
             await actor.decide()
         await actor.told("arrive", [wish("r")])  # it has no router any more
         await actor.begin(2, CONFIG, {})
-        await actor.observe(report("a"), [])
+        await actor.observe(BOOT, report("a"), [])
         await actor.arrive(Turn(2, 0), [wish("r")])
         assert len(await decisions(actor)) == 1
 
@@ -187,7 +208,7 @@ def test_calls_that_overtake_each_other_are_taken_in_the_order_of_the_front_end(
         actors.route(CONFIG)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        actors.assign({"a": Duty("both", False)})
+        actors.assign({"a": Duty("both", False, BOOT)})
         actors.lose("a")
         for number in range(8):
             actors.wish([wish(f"r{number}")])
@@ -196,7 +217,7 @@ def test_calls_that_overtake_each_other_are_taken_in_the_order_of_the_front_end(
         random.Random(seed).shuffle(calls)
         for call in calls:
             await call
-        await router.observe(report("a"), [])
+        await router.observe(BOOT, report("a"), [])
         assert [decision.request_id for decision in await decisions(router)] == ["last"]
         await actors.close()
 
@@ -209,13 +230,13 @@ def test_a_call_that_never_comes_is_told_to_whoever_waits_for_decisions(
     monkeypatch.setattr(in_order, "LATE", 0.0)
 
     async def run() -> None:
-        actor = await begun({"a": Duty("both", False)})
+        actor = await begun({"a": Duty("both", False, BOOT)})
         await actor.arrive(Turn(1, 2), [wish("r")])
         with pytest.raises(PagedKVError, match="call 1 did not come"):
             await actor.decide()
         await actor.begin(2, CONFIG, {})
         await actor.begin(2, CONFIG, {})  # Ray may say it twice
-        await actor.observe(report("a"), [])
+        await actor.observe(BOOT, report("a"), [])
         await actor.arrive(Turn(2, 0), [wish("s")])
         await actor.begin(2, CONFIG, {})
         await actor.arrive(Turn(1, 1), [wish("t")])  # of the session before

@@ -206,7 +206,6 @@ class Actors:
             except self._ray.exceptions.RayError as error:
                 kind, why = type(error).__name__, self._why(error)
             self._boots.pop(name, None)
-            self.lose(name)
             if not self._listener.lost(name, kind, why):
                 return
             if heard:

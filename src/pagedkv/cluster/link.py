@@ -149,6 +149,7 @@ class ClusterLink:
         self._figures.ended(seat.status)
         turned = seat.service.turning is not None
         seat.end()
+        self._tell_duties()
         if turned:  # nothing is left to give away; else it would get nothing when it is back
             self._tell_duties()
         self._outbox.pop(worker, None)
@@ -199,6 +200,7 @@ class ClusterLink:
         if self._example is not None:
             check_alike(seat.name, facts, *self._example)
             seat.facts = facts
+            self._tell_duties()
             self._post(self._batch([], None))
             return
         seat.facts = facts
@@ -218,7 +220,6 @@ class ClusterLink:
         if request not in self._dispatch:
             return
         if not self._seats[prefill].ready:  # it was lost meanwhile
-            self._actors.lose(prefill)  # its last report may have come after the news of its death
             self._want([request])
             return
         number = self._numbers.pop(request, None)

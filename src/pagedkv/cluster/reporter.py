@@ -33,12 +33,13 @@ class Reporter:
     def __init__(
         self,
         worker: str,
+        boot: str,
         host: str,
         core: EngineCore,
         router: Any,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._worker, self._host = worker, host
+        self._worker, self._boot, self._host = worker, boot, host
         self._core, self._router, self._loop = core, router, loop
         manager = core.scheduler.manager
         self._stream = EventStream(manager.listen(), Namer(NAMES), manager.block_size)
@@ -65,7 +66,7 @@ class Reporter:
         self._stream.ask_for_picture()
 
     def _tell(self, report: WorkerReport, events: list[tuple[int, bytes]]) -> None:
-        self._router.observe.remote(report, events)
+        self._router.observe.remote(self._boot, report, events)
 
     def _report(self, seen: tuple[str, ...]) -> WorkerReport:
         scheduler = self._core.scheduler

@@ -89,9 +89,12 @@ class RouterActor:
         """A worker is gone."""
         self._in_turn(turn, lambda: self._take([WorkerGone(worker)]))
 
-    async def observe(self, report: WorkerReport, events: list[tuple[int, bytes]]) -> None:
-        """From a worker: how it is, and what its cache has done."""
-        if report.worker in self._duties:  # else the front end has not been heard yet
+    async def observe(
+        self, boot: str, report: WorkerReport, events: list[tuple[int, bytes]]
+    ) -> None:
+        """From a process of a worker: how it is, and what its cache has done."""
+        duty = self._duties.get(report.worker)
+        if duty is not None and duty.boot == boot:
             self._take([self._on_duty(report)])
             self._take(WorkerEvents(report.worker, seq, decode_batch(it)) for seq, it in events)
 
@@ -124,16 +127,19 @@ class RouterActor:
             self._fail(PagedKVError(missing))
 
     def _assign(self, duties: Mapping[str, Duty]) -> None:
-        self._duties = duties
+        before, self._duties = self._duties, duties
         reports = () if self._router is None else tuple(self._router.fleet.reports.values())
-        self._take(self._on_duty(report) for report in reports)
+        for report in reports:
+            stays = before[report.worker].boot == duties[report.worker].boot
+            self._take([self._on_duty(report) if stays else WorkerGone(report.worker)])
 
     def _arrive(self, wishes: list[Wish]) -> None:
         if self._router is not None:
             self._take(self._arrivals(wishes, self._router.config.block_size))
 
     def _on_duty(self, report: WorkerReport) -> WorkerReport:
-        return msgspec.structs.replace(report, **self._duties[report.worker]._asdict())
+        duty = self._duties[report.worker]
+        return msgspec.structs.replace(report, role=duty.role, draining=duty.draining)
 
     def _arrivals(self, wishes: list[Wish], size: int) -> Iterator[RouterEvent]:
         now = time.monotonic()

@@ -28,10 +28,15 @@ class Turn(NamedTuple):
 
 
 class Duty(NamedTuple):
-    """What a worker is for. draining: it gets nothing new."""
+    """What a worker is for. draining: it gets nothing new.
+
+    boot: of the process that takes requests, see `worker.Started`; None: none does. Reports of
+    another are of one that is gone, or come before the front end knows that it is there.
+    """
 
     role: Role
     draining: bool
+    boot: str | None
 
 
 class Wish(msgspec.Struct, frozen=True):

@@ -56,7 +56,8 @@ class Seat:
     @property
     def duty(self) -> Duty:
         """As the router is to know it."""
-        return Duty(self.service.role, not self.service.takes_new)
+        boot = None if self.started is None or not self.ready else self.started.boot
+        return Duty(self.service.role, not self.service.takes_new, boot)
 
     def begin(self, started: Started, now: float) -> None:
         """A process has its place. now: on our clock."""

@@ -57,6 +57,12 @@ def test_workers_are_as_urgent_as_their_server(replicas: Clustered) -> None:
     assert theirs
 
 
+def test_no_figures_of_its_use_leave_the_machine(replicas: Clustered) -> None:
+    for worker in replicas.workers().values():
+        environment = Path(f"/proc/{worker['pid']}/environ").read_bytes().split(b"\0")
+        assert b"RAY_USAGE_STATS_ENABLED=0" in environment
+
+
 def test_everything_listens_at_loopback_only(replicas: Clustered) -> None:
     replicas.at_rest()  # all that is to run has started
     pids = {replicas.process.pid, *descendants(replicas.process.pid)}

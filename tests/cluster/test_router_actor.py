@@ -243,3 +243,18 @@ def test_a_call_that_never_comes_is_told_to_whoever_waits_for_decisions(
         assert [it.request_id for it in await decisions(actor)] == ["s"]
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("overload", "drawn", "slack"),
+    [("reject", (), 1.5), ("reject", (7,), 6.0), ("best_effort", (), None)],
+)
+def test_a_wish_is_due_with_its_first_token_where_late_ones_are_refused(
+    overload, drawn, slack
+) -> None:
+    """Behind that the deadline of the whole answer is what counts."""
+    config = SchedulerConfig(4, 64, 128, policy="deadline", overload=overload)
+    params = SamplingParams(max_tokens=9)
+    add = Add("r", (1, 2, 3), params, arrival=10.0, seed=0, ttft_slo=2.5, deadline=17.0)
+    assert make_wish(add, drawn, config, now=11.0).slack == slack
+    assert make_wish(Add("s", (1,), params, 10.0, 0), drawn, config, now=11.0).slack is None

@@ -6,7 +6,7 @@ import random
 
 import pytest
 from moving import VOCAB, Cluster, Worker, toy_worker
-from test_moving_requests import EOS, check, random_add, request
+from test_moving_requests import EOS, alone, check, random_add, request
 
 from pagedkv.scheduling.messages import Abort, Add
 from pagedkv.scheduling.params import BeamSearchParams
@@ -107,6 +107,31 @@ def test_a_sample_that_ends_on_the_way_is_left_out() -> None:
     reasons = [d.finish_reason for d in cluster.deltas["a"] if d.finish_reason]
     assert sorted(reasons) == ["abort", "length", "length"]
     assert d.core.scheduler.counters.recomputed_tokens == 0
+    cluster.check_idle()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("turns", range(6))
+def test_a_group_of_which_one_sample_is_left_goes_on_moving(turns: int, mode: str) -> None:
+    """The other one is ended by the front end, such as at a stop string, while they stand still.
+
+    A copy that does not know of that end is disowned: the request goes on where it was then.
+    """
+    cluster, p, d = pair()
+    cluster.add(request("a", PROMPT, n=2, max_tokens=30, temperature=1.0), "p")
+    assert cluster.move("a", "d", mode)
+    decode(cluster, p, "a", 1)
+    for _ in range(turns):
+        for worker in (d, p):
+            cluster.turn(worker)
+    cluster.abort(cluster.fence.owner("a"), Abort("a", 1))
+    cluster.aborts.append(Abort("a", 1))
+    cluster.run(turns=80)
+    assert bool(cluster.moved) != bool(cluster.failed)
+    ends = {d.sample: d.finish_reason for d in cluster.deltas["a"] if d.finish_reason}
+    assert ends == {0: "length", 1: "abort"}
+    alone_too, _ = alone(cluster.adds["a"], ())
+    assert cluster.tokens("a")[0] == alone_too[0]
     cluster.check_idle()
 
 

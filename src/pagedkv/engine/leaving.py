@@ -42,6 +42,16 @@ class Leaving:
         common = request.common_output(request.live)
         return tuple(max(0, len(request.outputs[i].tokens) - common) for i in self.samples)
 
+    def _common_output(self, request: Request) -> int:
+        """Tokens drawn by all samples that move, as far as they are computed.
+
+        Of samples none, whatever the one has drawn that may be left of them: they have parted.
+        """
+        if request.search is None:
+            return 0
+        live = request.live
+        return min(request.common_output(live), min(len(output.tokens) for output in live) - 1)
+
     def held(self, request: Request) -> Held | None:
         """None: nothing now; it waits, or computes again what it had before a preemption.
 
@@ -54,7 +64,7 @@ class Leaving:
             return Held(branches[0].seq)
         if any(len(branch.members) > 1 for branch in branches):
             return None
-        common = request.prompt_length + request.common_output(request.live)
+        common = request.prompt_length + self._common_output(request)
         if any(branch.computed < common for branch in branches):
             return None
         seqs = {branch.members[0].index: branch.seq for branch in branches}

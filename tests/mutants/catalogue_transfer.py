@@ -9,6 +9,8 @@ _MOVES = "transfer/test_moves.py::test_"
 _FENCE = "transfer/test_fence.py::test_"
 _FAULTS = "transfer/test_transfer_known_faults.py::test_"
 _RECEIVER = "transfer/test_receiver.py::test_"
+_ODD = "transfer/test_odd_moves.py::test_"
+_DISPATCH = "cluster/test_dispatch.py::test_"
 _PAYLOAD = "transfer/test_payload.py::test_"
 
 MUTANTS = (
@@ -83,6 +85,38 @@ MUTANTS = (
         "if it.state is ReceiverState.COMPLETE and now >= it.until:",
         "if it.state is ReceiverState.COMPLETE and now >= it.heard + limits.patience:",
         (_RECEIVER + "a_front_end_that_does_not_answer_is_not_waited_for_for_ever",),
+    ),
+    Mutant(
+        "room for samples that did not come is kept for the front end's word",
+        ("no leak",),
+        "transfer/receiver.py",
+        "                if not total:\n",
+        "                if not total and it.parted:\n",
+        (_RECEIVER + "room_for_samples_that_brought_nothing_is_free_when_all_is_there",),
+    ),
+    Mutant(
+        "a worker moves a request to itself",
+        ("no leak",),
+        "transfer/endpoint.py",
+        "if to == self.ours.worker:",
+        "if not to:",
+        (_ODD + "a_worker_does_not_move_a_request_to_itself",),
+    ),
+    Mutant(
+        "a failed move is tried again at once",
+        ("progress",),
+        "cluster/tries.py",
+        "return not self.failures or now >= self.at + pause(self.failures)",
+        "return now >= self.at",
+        (_DISPATCH + "a_move_that_fails_is_tried_again_ever_later",),
+    ),
+    Mutant(
+        "a receiver that gives up ends its move for the owner",
+        ("terminal once",),
+        "cluster/dispatch.py",
+        " and worker in self._owners(move.request):",
+        ":",
+        (_DISPATCH + "a_receiver_that_gives_up_leaves_its_move_to_the_owner",),
     ),
     Mutant(
         "blocks of an owned request stay leased",

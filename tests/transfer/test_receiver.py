@@ -151,6 +151,25 @@ def test_a_complete_copy_is_the_front_ends_to_decide_on() -> None:
     d.end.admitted(MOVE, 0.0)
 
 
+def test_room_for_samples_that_brought_nothing_is_free_when_all_is_there() -> None:
+    """Not only when the front end has answered: other moves may take it meanwhile."""
+    d = Receiving()
+    grant = answer(d.end.handle("P", Reserve(*MOVE, pack_tokens(TOKENS), NAMING, 4, (0, 0)), 0.0))
+    assert isinstance(grant, Grant) and grant.parts
+    assert (d.manager.num_open_sequences, d.manager.num_held_blocks) == (3, 5)
+    d.put(grant, 0, 12)
+    d.commit(grant)
+    assert d.end.receiver.state(MOVE) is ReceiverState.COMPLETE
+    assert (d.manager.num_open_sequences, d.manager.num_held_blocks) == (1, 3)
+    other = MoveId("s", 1)
+    more = Reserve(*other, pack_tokens(TOKENS + 100), NAMING, 8)
+    assert isinstance(answer(d.end.handle("P", more, 0.0)), Grant)
+    d.end.disown(other, "over", 0.0)
+    d.end.own(MOVE, 0.0)
+    d.end.admitted(MOVE, 0.0)
+    assert d.available == 8
+
+
 def test_a_front_end_that_does_not_answer_is_not_waited_for_for_ever() -> None:
     d = Receiving()
     complete(d)

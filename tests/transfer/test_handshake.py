@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import xxhash
 from moving_world import LIMITS, NAMING, World, hello
 
 from pagedkv.cache import BlockManager
 from pagedkv.errors import ConfigError
 from pagedkv.transfer.actions import Reclaimed, Send
 from pagedkv.transfer.endpoint import Endpoint
+from pagedkv.transfer.events import decode_batch
 from pagedkv.transfer.handshake import refusal
 from pagedkv.transfer.limits import TransferLimits
 from pagedkv.transfer.messages import (
@@ -141,6 +144,25 @@ IMPOSSIBLE = [
 def test_numbers_that_cannot_be_are_no_message(message: Message) -> None:
     with pytest.raises(FrameError, match="no message: Expected"):
         unpack(pack(message))
+
+
+@pytest.mark.parametrize(
+    ("unpacks", "error"),
+    [
+        (lambda body: unpack(xxhash.xxh3_64_digest(body) + body), FrameError),
+        (lambda body: unpack_state(b"\x01" + body, Hello), StateError),
+        (decode_batch, ValueError),
+    ],
+    ids=["message", "state", "events"],
+)
+def test_what_is_nested_without_end_is_refused(
+    unpacks: Callable[[bytes], object], error: type[Exception]
+) -> None:
+    """In a field that is not looked at."""
+    maps = b"\x81\xa1x" * 100_000 + b"\x00"
+    for body in (maps, b"\x94\x00\x90\xc0" + b"\x91" * 100_000 + b"\x00"):
+        with pytest.raises(error):
+            unpacks(body)
 
 
 @pytest.mark.parametrize("change", [{"dtype": "int8"}, {"block_size": 0}, {"block_size": 2}])

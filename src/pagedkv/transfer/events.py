@@ -89,7 +89,10 @@ class EventFrames(NamedTuple):
 
 def decode_batch(payload: bytes) -> KVEventBatch:
     """ValueError for anything but such a payload."""
-    batch: KVEventBatch = _DECODER.decode(payload)
+    try:
+        batch: KVEventBatch = _DECODER.decode(payload)
+    except RecursionError as error:
+        raise ValueError(f"{len(payload)} bytes are no batch of events: {error}") from None
     return batch
 
 

@@ -228,7 +228,7 @@ def unpack(frame: bytes) -> Message:
         raise FrameError(f"a frame of {len(frame)} bytes is not as it was sent")
     try:
         message: Message = _DECODER.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:  # in a field that nobody asks for
         raise FrameError(f"a frame of {len(frame)} bytes is no message: {error}") from None
     return message
 

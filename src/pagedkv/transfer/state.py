@@ -40,5 +40,5 @@ def unpack_state(data: bytes, kind: type[Kind]) -> Kind:
         )
     try:
         return msgspec.msgpack.decode(data[1:], type=kind)
-    except (msgspec.DecodeError, PagedKVError) as error:
+    except (msgspec.DecodeError, RecursionError, PagedKVError) as error:
         raise StateError(f"{len(data)} bytes are no sequence's state: {error}") from None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 import httpx
 import msgspec
@@ -16,7 +17,7 @@ from pagedkv.cli.top_frame import View, curve, frame, plain, ranges
 from pagedkv.engine.core import EngineCore
 from pagedkv.engine.facts import Facts
 from pagedkv.engine.picture import take_picture
-from pagedkv.engine.status import core_status
+from pagedkv.engine.status import WorkerLoad, core_status
 from pagedkv.engine.wire import Batch
 from pagedkv.scheduling.messages import Abort, Add
 from pagedkv.scheduling.params import SamplingParams
@@ -25,7 +26,9 @@ from pagedkv.server.dashboard.history import History
 from pagedkv.server.settings import DEFAULT_TENANT
 
 
-def data_of(core: EngineCore, num_blocks: int, taken: float = 4.9) -> dict:
+def data_of(
+    core: EngineCore, num_blocks: int, taken: float = 4.9, workers: Sequence[WorkerLoad] = ()
+) -> dict:
     """As a server would answer."""
     history = History(Facts(core.scheduler.config, num_blocks, 4, num_blocks), lambda: 5.0)
     picture = take_picture(core)
@@ -39,6 +42,7 @@ def data_of(core: EngineCore, num_blocks: int, taken: float = 4.9) -> dict:
         "history": history.columns(-1),
         "recent": history.recent(),
         "tenants": history.tenants(picture["tenants"]),
+        "workers": workers,
     }
     return json.loads(msgspec.json.encode(values))
 
@@ -76,6 +80,24 @@ def test_a_frame_has_the_blocks_and_who_holds_them(core: EngineCore) -> None:
     assert "running 3" in text and "a [1]" in text and "Last decisions" in text
     table = core.scheduler.manager.block_table(core.scheduler.sequences[0]).tolist()
     assert ranges(table, 8) in text
+
+
+def test_workers_and_requests_of_several_are_told_by_their_names(core: EngineCore) -> None:
+    loads = [
+        WorkerLoad(
+            f"worker-{i}", "both", "ready", 1, 0, 4, running=2, waiting=3, blocks=40, blocks_held=7
+        )
+        for i in range(30)
+    ]
+    data = data_of(core, 40, workers=loads)
+    name = "cmpl-" + 32 * "5"
+    data["picture"]["decisions"][-1] |= {"request": name + "#7#3@1", "words": "worker-0: ended"}
+    view = View("http://here")
+    view.take(data)
+    lines = shown(view, 80)
+    assert any(re.match("worker-3 +both +ready +2 +3 +40 +7 +1", line) for line in lines)
+    assert any(re.search("cmpl-55+…5+ worker-0: ended", line) for line in lines)
+    assert len(shown(view, 80, 24)) <= 24
 
 
 def test_an_old_picture_is_said_to_be_old(core: EngineCore) -> None:

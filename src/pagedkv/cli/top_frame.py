@@ -23,7 +23,7 @@ _KEPT = 60  # seconds of the curves
 _FEWEST_LINES = 8  # of a table, where there is no terminal whose height could be filled
 _MAP_LINES = 8
 _RANGES = 8
-_NUMBERS = re.compile(r"(#\d+)+$")
+_NUMBERS = re.compile(r"(#\d+)+(@\d+)?$")
 _BARS = "▁▂▃▄▅▆▇█"
 # For each state a sign that can be told from the others without its colour.
 _SIGNS = MappingProxyType(
@@ -84,12 +84,16 @@ def frame(view: View, width: int, height: int | None) -> RenderableType:
         _curves(view, width),
     ]
     rows = picture["sequences"]
-    wanted = [len(rows), len(tenants), len(decisions)]
-    shares = _shares(wanted, None if height is None else height - len(above) - 3 - 2 * 3)
+    workers = data["workers"]
+    wanted = [len(rows), len(tenants), len(decisions), len(workers)]
+    taken = len(above) + 3 + 2 * (4 if workers else 3)
+    shares = _shares(wanted, None if height is None else height - taken)
     below: list[RenderableType] = []
     if shares[0]:
         title = f"Running sequences: {len(rows)}, waiting requests: {picture['waiting']['count']}"
         below += [Text(), Text(title, style="bold"), _sequences(rows[: shares[0]], width)]
+    if shares[3]:
+        below += [Text(), _workers(workers[: shares[3]])]
     if shares[1]:
         below += [Text(), _tenants(tenants[: shares[1]])]
     if shares[2]:
@@ -240,6 +244,16 @@ def _tenants(tenants: Iterable[dict[str, Any]]) -> Table:
     return table
 
 
+def _workers(workers: list[dict[str, Any]]) -> Table:
+    table = _table("Worker", "Role", "State", ">Run", ">Wait", ">Blocks", ">Held", ">Restarts")
+    for worker in workers:
+        numbers = ("running", "waiting", "blocks", "blocks_held", "restarts")
+        table.add_row(
+            worker["name"], worker["role"], worker["state"], *(str(worker[n]) for n in numbers)
+        )
+    return table
+
+
 def _table(*heads: str) -> Table:
     """Columns whose heads begin with ">" have numbers: they keep their width when room is short."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black")
@@ -261,7 +275,7 @@ def _cell(text: str, most: int) -> Text:
 def _decision(entry: dict[str, Any], now: float, width: int) -> Text:
     line = Text(f"{max(0.0, now - entry['now']):6.1f} s ago  ", "bright_black", no_wrap=True)
     if entry["request"]:
-        line.append(_name(entry["request"]) + " ", "bold")
+        line.append_text(_cell(_name(entry["request"]), width // 4).append(" "))
     line.append(plain(entry["words"]), "default")
     line.truncate(width, overflow="ellipsis")
     return line

@@ -34,7 +34,7 @@ export function short(value) {
 }
 
 // The name that the client knows: the core's has numbers behind it.
-export const clientName = (request) => request.replace(/(#\d+)+$/, "");
+export const clientName = (request) => request.replace(/(#\d+)+(@\d+)?$/, "");
 
 // A long name without its middle: what tells names apart is mostly at their ends.
 export const shortName = (name) => (name.length > 26 ? `${name.slice(0, 15)}…${name.slice(-10)}` : name);

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from pagedkv.cluster.applied import Applied
-from pagedkv.cluster.dispatch import MOST_LOSSES, Dispatch, Outcome
+from pagedkv.cluster.dispatch import MOST_LOSSES, Dispatch
+from pagedkv.cluster.outcome import Outcome
 from pagedkv.engine.wire import Complete, Disown, Move, MoveFailed, Own
 from pagedkv.scheduling.messages import Abort, Add, Delta, Drawn, Resume
 from pagedkv.scheduling.params import BeamSearchParams, SamplingParams

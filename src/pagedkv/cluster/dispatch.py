@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
+from pagedkv.cluster.outcome import Outcome, nothing
 from pagedkv.cluster.tries import Counts, Tries
 from pagedkv.engine.wire import Complete, Disown, Move, MoveFailed, Own, ToCore
 from pagedkv.scheduling.messages import Abort, Add, Delta, Drawn, RequestUsage, Resume
@@ -23,23 +23,6 @@ MOST_LOSSES = 4
 
 _REQUEST_ID = Delta._fields.index("request_id")
 _ADMITTED_AT = Delta._fields.index("admitted_at")
-
-
-class Outcome(NamedTuple):
-    """What is to be done.
-
-    sends: messages to workers, in order. deltas: for the front end, under its own ids. unplaced:
-    requests that want workers now. closed: those that have ended.
-    """
-
-    sends: list[tuple[str, ToCore]]
-    deltas: list[Delta]
-    unplaced: list[str]
-    closed: list[str]
-
-
-def _nothing() -> Outcome:
-    return Outcome([], [], [], [])
 
 
 @dataclass(slots=True)
@@ -113,7 +96,7 @@ class Dispatch:
         """Ends a request or a sample, wherever it is. Unknown ids are ignored."""
         entry = self._entries.get(abort.request_id)
         if entry is None:
-            return _nothing()
+            return nothing()
         entry.aborts.append(abort)
         owner = self._fence.owner(abort.request_id) if entry.placed else None
         if owner is not None:
@@ -126,19 +109,19 @@ class Dispatch:
         """A request that nobody can serve ends with an error."""
         entry = self._entries.get(request)
         if entry is None:
-            return _nothing()
+            return nothing()
         return self._end(request, sorted(entry.open), "error", error, error_type)
 
     def expire(self) -> Outcome:
         """Requests that no worker has end when their deadline has passed. A worker does it else."""
-        now, outcome = self._clock(), _nothing()
+        now, outcome = self._clock(), nothing()
         for request in self.unplaced:
             entry = self._entries[request]
             deadline = entry.add.deadline
             if deadline is not None and deadline < now:
                 error = f"the deadline {deadline:.6g} passed at {now:.6g} s while no worker had it"
                 ends = sorted(entry.open)
-                _extend(outcome, self._end(request, ends, "deadline", error, "deadline"))
+                outcome.extend(self._end(request, ends, "deadline", error, "deadline"))
         return outcome
 
     # ---- where requests go --------------------------------------------------------------------
@@ -151,7 +134,7 @@ class Dispatch:
         """
         entry = self._entries.get(request)
         if entry is None or entry.placed:
-            return _nothing()
+            return nothing()
         entry.placed = True
         message: ToCore
         if not self._known(request):
@@ -175,10 +158,10 @@ class Dispatch:
         """
         entry = self._entries.get(request)
         if entry is None or not entry.placed or entry.moves:
-            return _nothing()
+            return nothing()
         owner = self._fence.owner(request)
         if owner is None or owner.worker == to:
-            return _nothing()
+            return nothing()
         return Outcome([self._move(request, entry, owner.worker, to, "live")], [], [], [])
 
     def empty(self, worker: str, others: Iterable[str]) -> Outcome:
@@ -186,14 +169,14 @@ class Dispatch:
 
         One whose move has failed waits for a while, and goes to another worker if there is one.
         """
-        outcome, now = _nothing(), self._clock()
+        outcome, now = nothing(), self._clock()
         leaving = [it for it in self.settled(worker) if self._entries[it].tries.is_due(now)]
         load = {other: len(self.of(other)) for other in others} if leaving else {}
         for request in leaving if load else ():
             last = self._entries[request].tries.to
             to = min(load, key=lambda name: (name == last, load[name], name))
             load[to] += 1
-            _extend(outcome, self.move_away(request, to))
+            outcome.extend(self.move_away(request, to))
         return outcome
 
     def stuck(self, worker: str) -> str | None:
@@ -218,7 +201,7 @@ class Dispatch:
 
     def take(self, deltas: Iterable[Delta]) -> Outcome:
         """What workers have brought, each delta under the id that the request has there."""
-        now, outcome = self._clock(), _nothing()
+        now, outcome = self._clock(), nothing()
         fence, entries, delivered = self._fence, self._entries, outcome.deltas
         for delta in deltas:
             move = fence.speaking(delta.request_id)
@@ -243,7 +226,7 @@ class Dispatch:
 
     def complete(self, complete: Complete) -> Outcome:
         """The receiver of a move has all of it."""
-        outcome, move = _nothing(), MoveId(complete.request_id, complete.epoch)
+        outcome, move = nothing(), MoveId(complete.request_id, complete.epoch)
         self._follow(self._fence.complete(move, complete.counts, complete.ended), outcome)
         return outcome
 
@@ -252,7 +235,7 @@ class Dispatch:
 
         The move is under way until that owner has said so: a receiver knows less of why.
         """
-        outcome, move = _nothing(), MoveId(failed.request_id, failed.epoch)
+        outcome, move = nothing(), MoveId(failed.request_id, failed.epoch)
         entry = self._entries.get(move.request)
         if entry is not None and move.epoch in entry.moves and worker in self._owners(move.request):
             if failed.ended:
@@ -267,7 +250,7 @@ class Dispatch:
 
     def lose(self, worker: str, why: str) -> Outcome:
         """The worker is gone with all that it had; its requests go elsewhere."""
-        outcome = _nothing()
+        outcome = nothing()
         for entry in self._entries.values():
             for epoch in [epoch for epoch, to in entry.moves.items() if to == worker]:
                 del entry.moves[epoch]  # no reason to wait: others may have room
@@ -333,12 +316,12 @@ class Dispatch:
         entry.tries = Tries()
         entry.losses += 1
         for abort in entry.aborts:  # nobody is left to report these ends
-            _extend(outcome, self._end(request, entry.ended_by(abort), abort.reason))
+            outcome.extend(self._end(request, entry.ended_by(abort), abort.reason))
             if request not in self._entries:
                 return
         if entry.losses >= MOST_LOSSES:
             error = f"{entry.losses} workers that had the request have died, the last: {why}"
-            _extend(outcome, self._end(request, sorted(entry.open), "error", error, "engine"))
+            outcome.extend(self._end(request, sorted(entry.open), "error", error, "engine"))
         else:
             outcome.unplaced.append(request)
 
@@ -373,7 +356,7 @@ class Dispatch:
         error_type: str | None = None,
     ) -> Outcome:
         """Ends samples of a request that nobody has, or that is given up."""
-        entry, outcome = self._entries[request], _nothing()
+        entry, outcome = self._entries[request], nothing()
         for sample in samples:
             entry.open.discard(sample)
             entry.reasons[sample] = reason
@@ -399,10 +382,3 @@ class Dispatch:
         self.counts.moves_ended += len(self._entries.pop(request).moves)
         outcome.closed.append(request)
         self._follow(self._fence.close(request), outcome)
-
-
-def _extend(outcome: Outcome, more: Outcome) -> None:
-    outcome.sends.extend(more.sends)
-    outcome.deltas.extend(more.deltas)
-    outcome.unplaced.extend(more.unplaced)
-    outcome.closed.extend(more.closed)

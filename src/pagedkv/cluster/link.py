@@ -15,8 +15,9 @@ from typing import Any
 
 from pagedkv.cluster.actors import Actors, Plan
 from pagedkv.cluster.applied import Applied
-from pagedkv.cluster.dispatch import Dispatch, Outcome
+from pagedkv.cluster.dispatch import Dispatch
 from pagedkv.cluster.figures import Figures
+from pagedkv.cluster.outcome import Outcome
 from pagedkv.cluster.questions import Questions
 from pagedkv.cluster.router_messages import make_wish
 from pagedkv.cluster.seats import Seat, Seats
@@ -147,11 +148,8 @@ class ClusterLink:
             return False
         seat = self._seats[worker]
         self._figures.ended(seat.status)
-        turned = seat.service.turning is not None
         seat.end()
         self._tell_duties()
-        if turned:  # nothing is left to give away; else it would get nothing when it is back
-            self._tell_duties()
         self._outbox.pop(worker, None)
         self._applied.lost(worker)
         self._questions.lost(worker)

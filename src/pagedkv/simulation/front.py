@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from pagedkv.cache.index import make_frames
-from pagedkv.cluster.dispatch import Dispatch, Outcome
+from pagedkv.cluster.dispatch import Dispatch
+from pagedkv.cluster.outcome import Outcome
 from pagedkv.engine.wire import Complete, MoveFailed, PeerGone
 from pagedkv.scheduling.config import SchedulerConfig
 from pagedkv.scheduling.messages import Add, Delta

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from serving import toy_core
+from moving import toy_worker
 
 from pagedkv.cluster import actors as actors_module
 from pagedkv.cluster.actors import Actors, Plan, arguments_of
@@ -137,12 +137,14 @@ def test_an_idle_worker_tells_all_of_its_cache_when_it_is_asked() -> None:
     async def run() -> None:
         told: list[list[tuple[int, bytes]]] = []
         observe = SimpleNamespace(remote=lambda boot, report, events: told.append(events))
-        core = toy_core()
+        host = toy_worker("a", {})
+        core = host.core
         core.send(Add("x", tuple(range(9)), SamplingParams(max_tokens=1), 0.0, 0))
         while core.has_unfinished():
             core.step(0.0)
         loop = asyncio.get_running_loop()
-        reporter = Reporter("a", "boot", "host", core, SimpleNamespace(observe=observe), loop)
+        told_to = SimpleNamespace(observe=observe)
+        reporter = Reporter("a", "boot", "host", core, host.moves, told_to, loop)
         reporter.look()
         worker = Worker("a", 0, True)
         asked: list[Ask] = []

@@ -6,7 +6,9 @@ import asyncio
 import time
 from typing import Any
 
+from pagedkv.cluster.promises import promised_blocks
 from pagedkv.engine.core import EngineCore
+from pagedkv.engine.moves import Moves
 from pagedkv.scheduling.backlog import backlog_seconds, load_of
 from pagedkv.tiers.names import Namer
 from pagedkv.transfer.events import EventStream
@@ -36,11 +38,12 @@ class Reporter:
         boot: str,
         host: str,
         core: EngineCore,
+        moves: Moves,
         router: Any,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._worker, self._boot, self._host = worker, boot, host
-        self._core, self._router, self._loop = core, router, loop
+        self._core, self._moves, self._router, self._loop = core, moves, router, loop
         manager = core.scheduler.manager
         self._stream = EventStream(manager.listen(), Namer(NAMES), manager.block_size)
         self._known: set[str] = set()  # requests that were reported as seen
@@ -52,6 +55,7 @@ class Reporter:
         """A report, if the last one was long enough ago or there is news of requests."""
         now = time.monotonic()
         present = set(self._core.scheduler.roster.requests)
+        present.update(move.owned_id for move in self._moves.coming)
         seen = present - self._known
         if now < self._next and not seen and self._core.has_unfinished():
             return
@@ -76,14 +80,13 @@ class Reporter:
         if cost.num_observed:
             rate = _CHUNK / max(cost.prefill_seconds(_CHUNK, alone=True), 1e-6)
         step = cost.predict(load.decodes, load.context) if load.decodes else cost.predict(1)
-        queued = -(-load.prefill_tokens // manager.block_size)
         return WorkerReport(
             self._worker,
             "both",  # what it is used for is the front end's to say: see `RouterActor.assign`
             manager.num_blocks,
             manager.num_free_blocks + manager.num_cached_blocks,
             rate,
-            promised_blocks=queued,
+            promised_blocks=promised_blocks(self._core, self._moves),
             wait_s=backlog_seconds(
                 load._replace(prefills=0, prefill_tokens=0), cost, config.max_num_batched_tokens
             ),

@@ -13,7 +13,7 @@ from pagedkv.scheduling.namespaces import namespace_bytes, public_length
 from pagedkv.transfer.routing import Role
 
 # Tokens of output that a worker is to have room for when it gets a request, at most.
-_HEADROOM = 256
+HEADROOM = 256
 
 
 class Turn(NamedTuple):
@@ -62,7 +62,7 @@ def make_wish(add: Add, drawn: tuple[int, ...], config: SchedulerConfig, now: fl
     tokens = np.array([*add.prompt, *drawn], "<i4")
     room = config.max_model_len - len(tokens)
     left = room if add.params.max_tokens is None else add.params.max_tokens - len(drawn)
-    most = max(1, min(left, room, _HEADROOM))
+    most = max(1, min(left, room, HEADROOM))
     due = [add.arrival + add.ttft_slo] if add.ttft_slo is not None and not drawn else []
     due += [] if add.deadline is None else [add.deadline]
     public = public_length(add.prompt, config.public_prefixes)

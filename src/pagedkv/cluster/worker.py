@@ -175,7 +175,7 @@ class Worker:
             core = llm.engine.core
             objects = None if self._shared else ObjectTransport()
             moves = open_moves(core, self._name, number, objects)
-            reporter = Reporter(self._name, self._boot, host_id(), core, router, loop)
+            reporter = Reporter(self._name, self._boot, host_id(), core, moves, router, loop)
             facts = replace(
                 core_facts(core, str(llm.folder), llm.report.lines()),
                 kv_bytes_per_token=llm.report.bytes_per_token,

@@ -41,6 +41,7 @@ from pagedkv.transfer.actions import (
     SendData,
     Write,
 )
+from pagedkv.transfer.arrival import ReceiverState
 from pagedkv.transfer.endpoint import Endpoint
 from pagedkv.transfer.limits import TransferLimits
 from pagedkv.transfer.messages import (
@@ -120,6 +121,17 @@ class Moves:
     def pause(self) -> float:
         """Seconds between two looks at the clock."""
         return self.endpoint.limits.retry / _TICKS
+
+    @property
+    def leaving(self) -> set[str]:
+        """Ids, here, of requests that are on their way to other workers."""
+        return {it.request_id for it in self._leaving.values()}
+
+    @property
+    def coming(self) -> list[MoveId]:
+        """Moves that hold blocks here for requests which are not ours yet."""
+        receiver = self.endpoint.receiver
+        return [m for m in receiver.moves if receiver.state(m) is not ReceiverState.OWNED]
 
     def take_news(self) -> list[MoveNews]:
         """What is to be sent since the last call."""

@@ -1,9 +1,9 @@
 """When a worker changes its role: one side starves, and the other can spare one.
 
 The load of a side is 1 when it is full. Of prefill workers: the time that a prompt waits, beside
-the time that it may; of decode workers: the share of blocks in use, beside the share at which
-they count as full, and never less than 1 while requests wait for room there. A side starves from
-1 on. It can spare a worker if its load, put on one worker less, stays well below that; the gap
+the time that it may; of decode workers: the share of blocks in use or promised, beside the share at
+which they count as full, and never less than 1 while requests wait for room there. A side starves
+from 1 on. It can spare a worker if its load, put on one worker less, stays well below that; the gap
 between the two bounds, the patience and the rest after each change keep roles from swinging.
 (Splitwise, ISCA 2024, has a mixed pool for the same end.)
 """

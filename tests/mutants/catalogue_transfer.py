@@ -11,6 +11,7 @@ _FAULTS = "transfer/test_transfer_known_faults.py::test_"
 _RECEIVER = "transfer/test_receiver.py::test_"
 _ODD = "transfer/test_odd_moves.py::test_"
 _DISPATCH = "cluster/test_dispatch.py::test_"
+_GROUPS = "engine/test_moving_groups.py::test_"
 _PAYLOAD = "transfer/test_payload.py::test_"
 
 MUTANTS = (
@@ -117,6 +118,22 @@ MUTANTS = (
         " and worker in self._owners(move.request):",
         ":",
         (_DISPATCH + "a_receiver_that_gives_up_leaves_its_move_to_the_owner",),
+    ),
+    Mutant(
+        "what samples have in common grows when one is left of them",
+        ("progress",),
+        "engine/leaving.py",
+        "self._common_output(request)\n",
+        "request.common_output(request.live)\n",
+        (_GROUPS + "a_group_of_which_one_sample_is_left_goes_on_moving",),
+    ),
+    Mutant(
+        "a deadline does not count while no worker has the request",
+        ("terminal once",),
+        "cluster/dispatch.py",
+        "if deadline is not None and deadline < now:",
+        "if deadline is not None and deadline < now and entry.placed:",
+        (_DISPATCH + "a_deadline_counts_while_no_worker_has_the_request",),
     ),
     Mutant(
         "blocks of an owned request stay leased",

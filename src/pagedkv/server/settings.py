@@ -6,6 +6,7 @@ the engine's process as JSON.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -42,6 +43,7 @@ Role = Literal["prefill", "decode", "both"]
 # The tenant of `--api-key`, and of all requests while no key is set.
 DEFAULT_TENANT = "default"
 _DISK_MEMORY = 2**30
+_RAY_ADDRESS = re.compile(r"auto|([^\s:/]+|\[[\w:.%]+\]):[1-9]\d{0,4}")
 
 
 class _Section(BaseModel):
@@ -521,8 +523,9 @@ def _check_cluster(settings: ServeSettings) -> None:
             f"worker_threads={given.worker_threads} is for workers, and there are none: set "
             "PAGEDKV_NUM_THREADS for the threads of a single engine"
         )
-    if (given.ray_address or "").startswith("ray://"):
+    if given.ray_address is not None and not _RAY_ADDRESS.fullmatch(given.ray_address):
         raise ConfigError(
-            f"ray_address={given.ray_address!r:.200} is that of Ray's client server: give the "
-            "cluster's own, host:port or auto"
+            f"ray_address={given.ray_address!r:.200} is not that of a cluster: give its own, "
+            "host:port or auto, and not that of Ray's client server; leave it out to run on this "
+            "machine alone"
         )

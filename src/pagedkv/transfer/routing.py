@@ -28,8 +28,8 @@ class FlipConfig(msgspec.Struct, frozen=True):
 
     patience_s: that one side has to starve and the other to have a worker to spare, without a
     break. rest_s: after a change, until the next. queue_s: that a prompt may wait. full_share: of
-    decode workers' blocks in use or promised, from which on they are full. spare_load: the most that a side may
-    have afterwards that gives a worker away.
+    decode workers' blocks in use or promised, from which on they are full. spare_load: the most
+    that a side may have afterwards that gives a worker away.
     """
 
     patience_s: float = 5.0

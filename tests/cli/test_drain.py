@@ -18,6 +18,19 @@ def worker(requests: int, stuck: str | None = None) -> dict[str, Any]:
     return {**facts, **counts, "requests": requests}
 
 
+def test_an_idle_worker_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(drain._Server, "ask", lambda *_: worker(0))
+    assert run(["drain", "worker-0"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_undo_without_a_worker_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["drain", "--undo"]) == 2
+    assert "--undo is of one worker: name it" in capsys.readouterr().err
+
+
 def test_what_keeps_requests_is_said_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

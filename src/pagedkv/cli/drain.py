@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -40,6 +41,8 @@ def drain(
     """Take a worker out of service: its requests move to others, without their clients noticing."""
     import httpx
 
+    if undo and worker is None:
+        raise ConfigError("--undo is of one worker: name it, as in `pagedkv drain worker-0 --undo`")
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
         client = httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT, trust_env=False)
@@ -51,24 +54,28 @@ def drain(
             for one in server.ask("GET", "/workers"):
                 print(_line(one))
             return
-        path = f"/workers/{worker}/drain"
+        path = f"/workers/{quote(worker, safe='')}/drain"
         if undo:
             print(_line(server.ask("DELETE", path)))
             return
         state = server.ask("POST", path)
-        print(_line(state))
+        shown = _line(state)
+        print(shown)
         while state["requests"] and state["state"] == "draining":
             time.sleep(_EVERY)
             before = state["stuck"]
             state = next(one for one in server.ask("GET", "/workers") if one["name"] == worker)
             if state["stuck"] not in (None, before):
-                print(_line(state))
-        print(_line(state))
+                shown = _line(state)
+                print(shown)
+        if _line(state) != shown:
+            print(_line(state))
 
 
 def _line(worker: dict[str, Any]) -> str:
     return (
-        f"{worker['name']} ({worker['role']}): {worker['state']}, {worker['requests']} requests, "
+        f"{worker['name']} ({worker['role']}): {worker['state']}, "
+        f"{worker['requests']} request{'' if worker['requests'] == 1 else 's'}, "
         f"{worker['blocks_held']} of {worker['blocks']} blocks held, "
         f"{worker['restarts']} restarts, {worker['flips']} changes of role"
         + ("" if worker["stuck"] is None else f"; requests stay: {worker['stuck']}")

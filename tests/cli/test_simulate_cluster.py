@@ -68,6 +68,10 @@ def test_workers_that_are_drained_die_and_change_their_role(
     assert facts["resumed"] > 0
     assert run(["simulate", "cluster", "--workers", "3", *ASKED, *happens]) == 0
     assert "resumed where their worker died" in " ".join(capsys.readouterr().out.split())
+    late = ["--kill", "worker-1@50000", "--kill", "worker-2@1"]
+    assert run(["simulate", "cluster", "--workers", "3", *ASKED, *late]) == 0
+    out = capsys.readouterr().out
+    assert "nothing happened to worker-1 at 50000 s" in out and "worker-2 at" not in out
     starving = ["--prefill-workers", "1", "--decode-workers", "3", "--flip-after", "0.2"]
     prompts = ["--requests", "200", "--prompt-tokens", "500", "--output-tokens", "2"]
     assert run(["simulate", "cluster", *starving, *prompts, "--rate", "40", "--json"]) == 0
@@ -81,11 +85,12 @@ def test_workers_that_are_drained_die_and_change_their_role(
         (["--workers", "2", "--kill", "nobody@1"], "there is no worker 'nobody'"),
         (["--workers", "1", "--kill", "worker-0@1"], "would be left for 'both'"),
         (["--workers", "2", "--flip-after", "0"], "flip_after=0.0"),
-        ([], "give workers, or both of the others"),
-        (["--prefill-workers", "1"], "give workers, or both of the others"),
+        (["--workers", "2", "--flip-after", "5"], "--flip-after=5.0: --workers have one role"),
+        ([], "--prefill-workers=0 and --decode-workers=0 need each other"),
+        (["--prefill-workers", "1"], "--prefill-workers=1 and --decode-workers=0 need each other"),
         (["--workers", "2", "--decode-workers", "1"], "--workers=2 does both"),
         (["--workers", "1", "--ttft", "0"], "ttft=0.0"),
-        (["--workers", "1", "--network-gb", "0"], "bytes_per_second=0.0"),
+        (["--workers", "1", "--network-gb", "0"], "--network-gb=0.0: give more than 0"),
         (["--workers", "1", "--network-gb", "1e-9"], "bytes_per_second=1.0: give at least 1000"),
         (["--workers", "1", "--network-us", "1e10"], "latency=10000.0: give at most 1000"),
         (["--workers", "1", "--piece-us", "nan"], "per_piece=nan"),

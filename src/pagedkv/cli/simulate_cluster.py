@@ -57,7 +57,8 @@ def cluster(
     kill: Annotated[
         list[str] | None,
         typer.Option(
-            help="Let a worker die with all that it has. Repeatable.", metavar="WORKER@SECONDS"
+            help="Let a worker die with all that it has, for good. Repeatable.",
+            metavar="WORKER@SECONDS",
         ),
     ] = None,
     flip_after: Annotated[
@@ -178,6 +179,13 @@ def cluster(
             f"--workers={workers} does both, beside --prefill-workers={prefill_workers} and "
             f"--decode-workers={decode_workers}: give --workers, or the other two"
         )
+    if not workers and not (prefill_workers and decode_workers):
+        raise ConfigError(
+            f"--prefill-workers={prefill_workers} and --decode-workers={decode_workers} need each "
+            "other: give at least 1 of both, or --workers"
+        )
+    if not network_gb > 0:
+        raise ConfigError(f"--network-gb={network_gb}: give more than 0")
     objective = Objective(ttft, tpot, share)
     cost = step_cost(
         Line(step_ms, token_us, context_us), perf_table, model, hardware, tp, recording
@@ -197,12 +205,20 @@ def cluster(
         _moments("kill", kill),
         None if flip_after is None else flip_config(flip_after),
     )
+    if workers and flip_after is not None:
+        raise ConfigError(
+            f"--flip-after={flip_after}: --workers have one role: leave it out, or give "
+            "--prefill-workers and --decode-workers"
+        )
     run = serve_cluster(wanted, shape, cost, shed=objective if shed else None, incidents=incidents)
     if as_json:
         print(json.dumps(_facts(run, objective)))
         return
     console = Console(highlight=False)
     console.print(_summary(run, objective))
+    for name, seconds in (*incidents.drains, *incidents.deaths):
+        if seconds > run.seconds:
+            console.print(f"nothing happened to {name} at {seconds:g} s: all was over before")
     console.print(_workers(run))
 
 

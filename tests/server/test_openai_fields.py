@@ -216,6 +216,7 @@ def test_older_names_of_vllm_lead_to_the_newer(url: str) -> None:
         ("tools", [{"type": "function", "function": {"name": "x", "a" * 999: 1}}], "tools.0.func"),
         ("stream_options", {"usage": True}, "stream_options.usage: Extra"),
         ("stop", ["a", 5], "stop.1: "),
+        ("n", 0, "n=0: Input should be greater"),
     ],
 )
 def test_a_wrong_part_of_a_field_is_told_by_its_place(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pagedkv.cluster.outcome import Outcome, nothing
 from pagedkv.cluster.tries import Counts, Tries
 from pagedkv.engine.wire import Complete, Disown, Move, MoveFailed, Own, ToCore
+from pagedkv.scheduling.expiry import late
 from pagedkv.scheduling.messages import Abort, Add, Delta, Drawn, RequestUsage, Resume
 from pagedkv.transfer.departure import Mode
 from pagedkv.transfer.fence import Disowned, Fence, Orphaned, Raised, Verdict
@@ -119,7 +120,7 @@ class Dispatch:
             entry = self._entries[request]
             deadline = entry.add.deadline
             if deadline is not None and deadline < now:
-                error = f"the deadline {deadline:.6g} passed at {now:.6g} s while no worker had it"
+                error = late(deadline - entry.add.arrival, "while no worker had it")
                 ends = sorted(entry.open)
                 outcome.extend(self._end(request, ends, "deadline", error, "deadline"))
         return outcome

@@ -9,6 +9,11 @@ from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.roster import Roster
 
 
+def late(seconds: float, when: str) -> str:
+    """What is said to a client whose request was to be over in so many seconds."""
+    return f"the deadline, {seconds:.6g} s after the request came, has passed {when}"
+
+
 class Expiry:
     """A heap of deadlines. O(log n) a request, and nothing for a step in which none passes.
 
@@ -33,6 +38,6 @@ class Expiry:
             deadline, _, request = heapq.heappop(self._heap)
             if roster.has(request):
                 state = "running" if request.branches else "waiting"
-                error = f"the deadline {deadline:.6g} passed at {now:.6g} s while it was {state}"
+                error = late(deadline - request.arrival, f"while it was {state}")
                 deltas += roster.end(request, request.live, "deadline", error, "deadline")
         return deltas

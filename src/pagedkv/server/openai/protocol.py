@@ -186,7 +186,7 @@ def checked(value: Mapping[str, Any], kind: type[B]) -> B:
 
 
 def _place(wrong: ErrorDetails, value: Any) -> str:
-    """Where in the value an error is, without the forms of a union, which pydantic names too."""
+    """Where an error is, less the forms of a union, which pydantic names too; what is too large."""
     place = []
     for part in wrong["loc"]:
         inside = isinstance(value, list) if isinstance(part, int) else isinstance(value, Mapping)
@@ -195,6 +195,8 @@ def _place(wrong: ErrorDetails, value: Any) -> str:
             place.append(str(part))
     if wrong["type"] == "missing":
         place.append(str(wrong["loc"][-1]))
+    elif wrong["type"].startswith(("greater", "less")):
+        return f"{'.'.join(place)}={value!r:.100}"
     return ".".join(place)
 
 

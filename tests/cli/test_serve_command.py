@@ -80,6 +80,10 @@ def test_every_setting_has_an_option(pagedkv: Run, monkeypatch: pytest.MonkeyPat
         (["--port", "x"], "--port='x' must be a valid integer"),
         (["--prot", "1"], "No such option: --prot"),
         (["--swap-space", "4"], "--swap-space is no setting here, .*: use --host-tier"),
+        (
+            ["--data-parallel-size", "4"],
+            "--data-parallel-size is no setting here, .*: use --workers",
+        ),
         (["--gpu-memory-utilization=0.9"], "--gpu-memory-utilization is .*: use --kv-memory"),
         (["--num-gpu-blocks-override", "4"], ".*: use --num-blocks"),
         (["a", "--model", "b"], "MODEL='a' and --model='b' differ"),

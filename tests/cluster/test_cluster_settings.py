@@ -33,7 +33,7 @@ METRICS = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
     [
         ({"prefill_workers": "1"}, "need each other"),
         ({"decode_workers": "2"}, "need each other"),
-        ({"workers": "1", "prefill_workers": "1", "decode_workers": "1"}, "give either"),
+        ({"workers": "1", "prefill_workers": "1", "decode_workers": "1"}, "the other two"),
         ({"ray_address": "auto"}, "set workers"),
         ({"workers": "1", "ray_address": "ray://h:10001"}, "host:port or auto"),
         ({"workers": "1", "ray_address": "local"}, "ray_address='local' is not that of a cluster"),
@@ -44,6 +44,7 @@ METRICS = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
         ({"workers": "2", "enable_prefix_caching": "false"}, "leave it on, or workers out"),
         ({"workers": "-1"}, "--workers"),
         ({"flip_roles_after": "0"}, "--flip-roles-after"),
+        ({"workers": "1", "engine_process": "false"}, "a process of its own"),
         ({"worker_threads": "4"}, "PAGEDKV_NUM_THREADS"),
         ({"workers": "1", "worker_threads": "0"}, "--worker-threads"),
     ],

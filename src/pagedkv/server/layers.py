@@ -69,6 +69,7 @@ FOREIGN: Mapping[str, tuple[str, str | None]] = MappingProxyType(
         "max_running_requests": ("it has another name", "max_num_seqs"),
         "preemption_mode": ("it has another name", "recovery"),
         "enable_chunked_prefill": ("prefill is always chunked", "max_num_batched_tokens"),
+        "data_parallel_size": ("it has another name", "workers"),
         "tensor_parallel_size": ("one process computes the whole model", None),
     }
 )

@@ -503,10 +503,15 @@ def _check_cluster(settings: ServeSettings) -> None:
             f"prefill_workers={given.prefill_workers} and decode_workers={given.decode_workers} "
             "need each other: give at least 1 of both, or workers alone"
         )
+    if given.roles() and not settings.server.engine_process:
+        raise ConfigError(
+            "engine_process=False: each worker is a process of its own: leave it out, or workers"
+        )
     if given.workers and given.prefill_workers:
         raise ConfigError(
-            f"workers={given.workers} are no part of a split into prefill_workers="
-            f"{given.prefill_workers} and decode_workers={given.decode_workers}: give either"
+            f"workers={given.workers} compute prompts and decode, beside prefill_workers="
+            f"{given.prefill_workers} and decode_workers={given.decode_workers}: give workers, or "
+            "the other two"
         )
     if given.roles() and not settings.engine.enable_prefix_caching:
         raise ConfigError(

@@ -3,10 +3,11 @@
 Two workers with the embedded model, in one process; K/V go through shared memory, as between
 processes. First a sequence that stands still is moved, then some of the same prompt, whose K/V are
 there already: only table and state travel. Both against computing the prompt. Then both workers
-run, each in a thread of its own with decodes beside, and a sequence is moved to and fro while it
-decodes: what it stood still for is the pause between its last token here and its first there, in
-median pauses between its tokens, less the one that would have been there anyway. Printed beside a
-calibration loop of the same run; nothing is asserted.
+run, each in a thread of its own with decodes beside, and a request is moved to and fro while it
+decodes, of one sample and of several: what it stood still for is the pause between a sample's last
+token here and its first there, in median pauses between its tokens, less the one that would have
+been there anyway; of several samples the longest. Printed beside a calibration loop of the same
+run; nothing is asserted.
 
 Run: python benchmarks/bench_move.py [--tokens 1900] [--moves 6]
 """
@@ -20,7 +21,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -49,6 +50,7 @@ from pagedkv.transfer.messages import MoveId, split_owned_id
 MODEL = "smollm2-135m-instruct"
 NAMES = ("a", "b")
 STATES = 5  # moves of table and state alone, of each sequence
+GROUP = 4  # samples
 
 
 class Worker:
@@ -60,8 +62,9 @@ class Worker:
         self.moves: Moves = open_moves(self.core, name, 1)
 
 
-def request(name: str, prompt: list[int], output: int) -> Add:
-    params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
+def request(name: str, prompt: list[int], output: int, n: int = 1) -> Add:
+    heat = 0.0 if n == 1 else 1.0  # samples are to part
+    params = SamplingParams(n=n, temperature=heat, max_tokens=output, ignore_eos=True)
     return Add(name, tuple(prompt), params, time.monotonic(), 0)
 
 
@@ -150,7 +153,7 @@ class Front:
         return CoreLoop(worker.core, post, moves=worker.moves)
 
     def add(self, add: Add, worker: str) -> None:
-        owned = self.fence.open(add.request_id, worker).owned_id
+        owned = self.fence.open(add.request_id, worker, add.params.n).owned_id
         self.loops[worker].send(replace(add, request_id=owned))
 
     def move(self, request_id: str) -> None:
@@ -159,8 +162,8 @@ class Front:
         move = self.fence.begin_move(request_id, to)
         self.loops[owner.worker].send(Move(request_id, move.epoch, to, "live"))
 
-    def take(self) -> list[tuple[MoveId, float]]:
-        """The next news; tokens that have come, by owner, and when."""
+    def take(self) -> list[tuple[MoveId, int, float]]:
+        """The next news; tokens that have come: by owner, of which sample, and when."""
         worker, now, frame = self.news.get()
         came, verdicts = [], []
         match frame:
@@ -168,9 +171,10 @@ class Front:
                 for delta in frame.deltas:
                     move = split_owned_id(delta.request_id)
                     ended = delta.finish_reason is not None
-                    tokens, _, more = self.fence.deliver(move, 0, delta.token_ids, ended)
+                    sample = delta.sample
+                    tokens, _, more = self.fence.deliver(move, sample, delta.token_ids, ended)
                     verdicts += more
-                    came += [(move, now)] * len(tokens)
+                    came += [(move, sample, now)] * len(tokens)
             case ToPeer(to, data):
                 self.loops[to].send(FromPeer(worker, data))
             case Complete():
@@ -196,33 +200,34 @@ def bench_live(workers: dict[str, Worker], lengths: list[int], moves: int) -> No
     rng = np.random.default_rng(1)
     front = Front(workers)
     print(f"\nmoves while it decodes, {moves} of each length, both workers decode beside")
-    for length in lengths:
-        names = [f"beside {length} {name}" for name in NAMES]
+    for n, length in product((1, GROUP), lengths):
+        names = [f"beside {n} {length} {name}" for name in NAMES]
         for name, worker in zip(names, NAMES, strict=True):
             front.add(request(name, random_prompt(rng, 20), 2000), worker)
-        name = f"moves {length}"
+        name = f"moves {n} {length}"
         output = 20 * (moves + 1)
-        front.add(request(name, random_prompt(rng, length), output), NAMES[0])
-        came: list[tuple[MoveId, float]] = []
+        front.add(request(name, random_prompt(rng, length), output, n), NAMES[0])
+        came: list[list[tuple[MoveId, float]]] = [[] for _ in range(n)]  # of each sample
         ordered = 0
-        while len(came) < output:
-            came += [entry for entry in front.take() if entry[0].request == name]
-            if ordered < moves and len(came) >= 20 * (ordered + 1):
+        while min(map(len, came)) < output:
+            for move, sample, now in front.take():
+                if move.request == name:
+                    came[sample].append((move, now))
+            if ordered < moves and min(map(len, came)) >= 20 * (ordered + 1):
                 ordered += 1
                 front.move(name)
         for other in names:
             owner = front.fence.owner(other)
             front.loops[owner.worker].send(Abort(MoveId(other, owner.epoch).owned_id))
-        pauses = [after[1] - before[1] for before, after in pairwise(came)]
-        changes = [
-            pause
-            for pause, (before, after) in zip(pauses, pairwise(came), strict=True)
-            if before[0] != after[0]
-        ]
-        usual = statistics.median(pauses)
-        stood = sorted(change / usual - 1 for change in changes)
+        steps = [step for own in came for step in pairwise(own)]
+        changes: dict[MoveId, float] = {}  # the longest pause of a sample, by who came to own it
+        for (old, last), (new, first) in steps:
+            if old != new:
+                changes[new] = max(changes.get(new, 0.0), first - last)
+        usual = statistics.median(after[1] - before[1] for before, after in steps)
+        stood = sorted(change / usual - 1 for change in changes.values())
         print(
-            f"  {length:5} tokens: a token every {usual * 1e3:6.1f} ms; stood still for "
+            f"  {n} x {length:5} tokens: a token every {usual * 1e3:6.1f} ms; stood still for "
             f"{statistics.median(stood):5.2f} steps (median), {stood[-1]:5.2f} (most) "
             f"in {len(changes)} moves"
         )

@@ -194,7 +194,7 @@ class Cluster:
     def hear(self, worker: Worker, news: MoveNews) -> None:
         match news:
             case ToPeer(to, frame):
-                if not self.lose():
+                if to in self.workers and not self.lose():
                     self.order(to, FromPeer(worker.name, frame))
             case Complete(request, epoch, counts, ended):
                 self.act(self.fence.complete(MoveId(request, epoch), counts, ended))
@@ -227,7 +227,8 @@ class Cluster:
                         if abort.request_id == request:
                             self.abort(new, abort)
                 case Disowned(request, owner):
-                    self.order(owner.worker, Disown(request, owner.epoch))
+                    if owner.worker in self.workers:
+                        self.order(owner.worker, Disown(request, owner.epoch))
                 case Orphaned(request, tokens, ended):
                     worker = next(iter(self.workers))
                     add, move = self.adds[request], self.fence.resume(request, worker)

@@ -171,6 +171,34 @@ def test_a_worker_of_the_same_name_comes_back(again: str, mode: str, told: bool)
         assert "b" in cluster.moved
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_what_a_dead_receiver_was_to_get_goes_to_another_and_is_computed_once(mode: str) -> None:
+    """The sender has kept its K/V: whatever had been sent by then, they are sent again."""
+    length, output = 23, 40
+    for turns in range(1, 9):
+        shared: dict = {}
+        cluster = Cluster(*(toy_worker(name, shared, budget=12) for name in "pde"))
+        cluster.add(request("a", range(1, 1 + length), max_tokens=output), "p")
+        cluster.move("a", "d", mode)
+        for _ in range(turns):
+            for worker in cluster.workers.values():
+                cluster.turn(worker)
+        if cluster.moved:
+            cluster.run()
+            break
+        forget(cluster.workers.pop("d"))
+        cluster.act(cluster.fence.worker_lost("d"))
+        for worker in cluster.workers:
+            cluster.order(worker, PeerGone("d"))
+        assert cluster.move("a", "e", "live")
+        cluster.run()
+        check(cluster, ())
+        assert cluster.moved == ["a"]
+        computed = sum(worker.computed for worker in cluster.workers.values())
+        assert computed == length + output - 1
+    assert turns > 2
+
+
 def test_where_nothing_is_found_by_name_nothing_moves() -> None:
     """vllm#26896: the receiver computed all that had been moved again."""
     with pytest.raises(ConfigError, match="prefix caching is off"):

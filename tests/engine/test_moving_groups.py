@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 from moving import VOCAB, Cluster, Worker, toy_worker
 from test_moving_requests import EOS, alone, check, random_add, request
 
+from pagedkv.engine.leaving import Held, Leaving
 from pagedkv.scheduling.messages import Abort, Add
 from pagedkv.scheduling.params import BeamSearchParams
+from pagedkv.scheduling.request import Request
 from pagedkv.transfer.limits import TransferLimits
 
 MODES = ("prefilled", "live")
@@ -133,6 +136,25 @@ def test_a_group_of_which_one_sample_is_left_goes_on_moving(turns: int, mode: st
     alone_too, _ = alone(cluster.adds["a"], ())
     assert cluster.tokens("a")[0] == alone_too[0]
     cluster.check_idle()
+
+
+def test_a_parked_group_of_which_nothing_can_be_read_goes_on_where_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, p, d = pair()
+    held, looks = Leaving.held, itertools.count()
+
+    def seldom(leaving: Leaving, request: Request) -> Held | None:
+        return None if leaving.parked and next(looks) else held(leaving, request)
+
+    monkeypatch.setattr(Leaving, "held", seldom)
+    cluster.add(request("a", PROMPT, n=2, max_tokens=30, temperature=1.0), "p")
+    assert cluster.move("a", "d")
+    cluster.run(turns=80)
+    reasons = {it.reason for it in cluster.failed}  # of both sides
+    assert not cluster.moved
+    assert reasons == {"K/V of the request that stands still cannot be read here"}
+    check(cluster, ())
 
 
 def test_rows_that_do_not_suffice_leave_the_samples_behind() -> None:

@@ -230,6 +230,10 @@ class Moves:
             return
         held = leaving.held(request)
         if held is None:
+            if leaving.parked:  # it computes nothing: waiting would have no end
+                why = "K/V of the request that stands still cannot be read here"
+                told = self.endpoint.cancel(move, why)
+                self._carry_out([*told, Reclaimed(move, why)], now)
             return
         self._carry_out(self.endpoint.progress(move, held.seq, now, held.parted), now)
         if leaving.mode == "prefilled" and request.started:

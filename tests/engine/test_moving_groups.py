@@ -141,7 +141,7 @@ def test_a_group_of_which_one_sample_is_left_goes_on_moving(turns: int, mode: st
 def test_a_parked_group_of_which_nothing_can_be_read_goes_on_where_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cluster, p, d = pair()
+    cluster, *_ = pair()
     held, looks = Leaving.held, itertools.count()
 
     def seldom(leaving: Leaving, request: Request) -> Held | None:

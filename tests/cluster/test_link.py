@@ -384,6 +384,29 @@ def test_who_waits_for_a_worker_is_counted(monkeypatch: pytest.MonkeyPatch) -> N
     asyncio.run(run())
 
 
+def test_a_request_that_no_router_survives_ends_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of them is there for a moment, so that none seems to be missing for long."""
+
+    async def run() -> None:
+        link, _ = made(monkeypatch)
+        link.send(request("placed"))
+        link.routed(False, "an earlier fault")
+        link.routed(True)
+        link.decided([Assign("placed", "a", "a", 0, 0, 0.0, 0.0, 0.0)], RouterStats())
+        link.send(request("r"))
+        for left in (3, 2, 1, 0):
+            drained(link)
+            link.routed(False, "KeyError: 7")
+            link.routed(True)
+            ends = [d for f in drained(link) if isinstance(f, Batch) for d in f.deltas]
+            assert [d.request_id for d in ends] == ([] if left else ["r"])
+        assert ends[0].error == "4 routers in a row have failed, the last: KeyError: 7"
+
+    asyncio.run(run())
+
+
 def test_counts_of_routers_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         link, _ = made(monkeypatch)

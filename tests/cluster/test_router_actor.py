@@ -197,7 +197,7 @@ def test_calls_that_overtake_each_other_are_taken_in_the_order_of_the_front_end(
                 remote=lambda *given: calls.append(getattr(router, name)(*given))
             )
 
-        actors = Actors(Plan({"a": "both"}, {}), SimpleNamespace(routed=lambda up: None))
+        actors = Actors(Plan({"a": "both"}, {}), SimpleNamespace(routed=lambda up, why="": None))
         begin = SimpleNamespace(remote=router.begin)
         actors._router = SimpleNamespace(
             begin=SimpleNamespace(options=lambda **given: begin),

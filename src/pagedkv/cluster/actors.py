@@ -80,7 +80,7 @@ class Listener(Protocol):
         """stats: of the router since it began."""
         ...
 
-    def routed(self, up: bool) -> None:
+    def routed(self, up: bool, why: str = "") -> None:
         """The router is there and knows nothing yet, or is gone."""
         ...
 
@@ -261,8 +261,9 @@ class Actors:
                     self._listener.decided(*await self._router.decide.remote())
             except self._ray.exceptions.RayError as error:
                 self._routed = False
-                _LOG.warning("the router is gone and is started again: %s", self._why(error))
-                self._listener.routed(False)
+                why = self._why(error)
+                _LOG.warning("the router is gone and is started again: %s", why)
+                self._listener.routed(False, why)
                 if isinstance(error, self._ray.exceptions.RayTaskError):  # it may fail again
                     await asyncio.sleep(_SOONEST)
 

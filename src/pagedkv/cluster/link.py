@@ -15,7 +15,7 @@ from typing import Any
 
 from pagedkv.cluster.actors import Actors, Plan
 from pagedkv.cluster.applied import Applied
-from pagedkv.cluster.dispatch import Dispatch
+from pagedkv.cluster.dispatch import MOST_LOSSES, Dispatch
 from pagedkv.cluster.figures import Figures
 from pagedkv.cluster.outcome import Outcome
 from pagedkv.cluster.questions import Questions
@@ -78,6 +78,7 @@ class ClusterLink:
         self._ended: list[str] = []
         self._flushing = False
         self._router_up = False
+        self._router_losses = 0  # since the last decision
         self._tasks: list[asyncio.Task[None]] = []
 
     # ---- CoreLink -----------------------------------------------------------------------------
@@ -166,9 +167,11 @@ class ClusterLink:
         self._carry_out(outcome, always=True)
         return True
 
-    def routed(self, up: bool) -> None:
+    def routed(self, up: bool, why: str = "") -> None:
         self._router_up = up
         self._figures.new_router()
+        if not up:
+            self._lost_router(why)
         if self._facts is not None:
             self._post(self._batch([], None))
         if up:  # it may never have heard of them
@@ -180,6 +183,8 @@ class ClusterLink:
 
     def decided(self, decisions: Sequence[Assign | Shed | SetRole], stats: RouterStats) -> None:
         self._figures.routing(stats)
+        if decisions:
+            self._router_losses = 0
         for decision in decisions:
             match decision:
                 case Assign(request, prefill, decode):
@@ -339,6 +344,16 @@ class ClusterLink:
         late = [request for request, since in self._since.items() if since < now - self._patience]
         for request in late:
             error = f"{missing}, and was not for {self._patience:g} s: try again later"
+            self._carry_out(self._dispatch.give_up(request, error, "engine"))
+
+    def _lost_router(self, why: str) -> None:
+        """After some in a row that decided nothing, a request that waits may be what ends them."""
+        self._router_losses += 1
+        if self._router_losses < MOST_LOSSES:
+            return
+        error = f"{self._router_losses} routers in a row have failed, the last: {why}"
+        self._router_losses = 0
+        for request in self._dispatch.unplaced:
             self._carry_out(self._dispatch.give_up(request, error, "engine"))
 
     def _move_away(self, seat: Seat) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from moving import Cluster, toy_worker
 from test_moving_requests import alone, check, outcome, request
 
+from pagedkv.engine import moves
 from pagedkv.engine.wire import Move, PeerGone
 from pagedkv.errors import ConfigError
-from pagedkv.scheduling.messages import Abort
+from pagedkv.scheduling.messages import Abort, Resume
+from pagedkv.transfer.state import pack_state
 
 MODES = ("prefilled", "live")
 
@@ -212,3 +215,22 @@ def forget(worker) -> None:
         manager.end_lease(lease)
     for seq in manager.table.seqs[manager.table.seqs > 0].tolist():
         manager.close(seq)
+
+
+def test_a_state_that_is_not_what_was_committed_is_not_gone_on_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ended(resume: Resume) -> bytes:
+        outputs = tuple(replace(output, finish_reason="stop") for output in resume.outputs)
+        return pack_state(replace(resume, outputs=outputs))
+
+    monkeypatch.setattr(moves, "pack_state", ended)
+    shared: dict = {}
+    cluster = Cluster(toy_worker("p", shared), toy_worker("d", shared))
+    cluster.add(request("a", range(1, 24), max_tokens=6), "p")
+    cluster.move("a", "d")
+    cluster.run()
+    assert [it.reason for it in cluster.failed] == [
+        "samples ended by the state: (True,), by the commit: (False,)"
+    ]
+    check(cluster, ())

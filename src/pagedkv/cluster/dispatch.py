@@ -321,7 +321,7 @@ class Dispatch:
             if request not in self._entries:
                 return
         if entry.losses >= MOST_LOSSES:
-            error = f"{entry.losses} workers that had the request have died, the last: {why}"
+            error = f"{entry.losses} workers in a row have lost the request, the last: {why}"
             outcome.extend(self._end(request, sorted(entry.open), "error", error, "engine"))
         else:
             outcome.unplaced.append(request)

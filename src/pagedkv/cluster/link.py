@@ -140,7 +140,8 @@ class ClusterLink:
             case Complete():
                 self._carry_out(self._dispatch.complete(frame))
             case MoveFailed(request, _, reason):
-                _LOG.info("request %s was not moved: %s", request, reason)
+                if not frame.ended:
+                    _LOG.info("request %s was not moved: %s", request, reason)
                 self._carry_out(self._dispatch.fail_move(worker, frame))
 
     def lost(self, worker: str, kind: str, why: str) -> bool:

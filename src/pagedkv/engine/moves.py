@@ -58,7 +58,7 @@ from pagedkv.transfer.messages import (
     unpack,
 )
 from pagedkv.transfer.payload import as_blocks, filled, store
-from pagedkv.transfer.state import pack_state, unpack_state
+from pagedkv.transfer.state import StateError, pack_state, unpack_state
 
 # Looks at the clock while messages are awaited, in one `TransferLimits.retry`.
 _TICKS = 4
@@ -286,6 +286,11 @@ class Moves:
     def _resume(self, move: MoveId, commit: Commit, now: float) -> list[Action]:
         try:
             resume = unpack_state(commit.state, Resume)
+            ended = tuple(output.finish_reason is not None for output in resume.outputs)
+            if ended != commit.ended:  # by which the front end has judged the copy
+                raise StateError(
+                    f"samples ended by the state: {ended}, by the commit: {commit.ended}"
+                )
             add = replace(resume.add, request_id=move.owned_id)
             self.core.send(replace(resume, add=add))
         except PagedKVError as error:  # such as another release's state

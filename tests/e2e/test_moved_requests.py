@@ -11,7 +11,7 @@ from mixed_requests import Sample, Wanted, expected, mixed, samples
 from moving import Cluster, Worker
 from tiny_llm import save_tiny_llm
 
-from pagedkv import LLM, RequestOutput
+from pagedkv import LLM, RequestOutput, SamplingParams, StructuredOutputs
 from pagedkv.engine.open_moves import open_moves
 from pagedkv.engine.output import OutputProcessor
 from pagedkv.engine.requests import text_decoder
@@ -165,3 +165,35 @@ def test_live_moves_to_and_fro_change_no_token(tiny: Path) -> None:
     cluster = TextCluster(llm.get_tokenizer(), p, d)
     assert drive(cluster, llm, wanted, ["live"]) == alone
     assert len(cluster.moved) > 40
+
+
+@pytest.mark.parametrize("mode", ["prefilled", "live"])
+def test_what_an_output_must_be_like_holds_across_moves(tiny: Path, mode: str) -> None:
+    """Grammars, penalties and biases are functions of the tokens: nothing of them is sent."""
+    shared: dict = {}
+    (llm, p), (_, d) = (make(tiny, shared, name, num_blocks=400) for name in "pd")
+    base = SamplingParams(max_tokens=24, temperature=0.9, n=2)
+    forms = [
+        StructuredOutputs(regex=r"(ab|cd){4,9}-\d{3}"),
+        StructuredOutputs(json={"type": "array", "items": {"type": "boolean"}}),
+        None,
+    ]
+    wanted = [
+        (
+            f"request {i}",
+            replace(
+                base,
+                seed=i,
+                structured_outputs=forms[i % 3],
+                frequency_penalty=0.7 * (i % 2),
+                presence_penalty=0.4 * (i % 4 == 3),
+                logit_bias={65: 4.0} if i % 5 == 2 else None,
+            ),
+        )
+        for i in range(18)
+    ]
+    alone = expected(llm, wanted)
+    llm.engine.reset_prefix_cache()
+    cluster = TextCluster(llm.get_tokenizer(), p, d)
+    assert drive(cluster, llm, wanted, [mode]) == alone
+    assert len(cluster.moved) >= 12

@@ -244,13 +244,13 @@ def test_a_move_counts_once_as_done_or_failed() -> None:
         made.fail_move(worker, MoveFailed("s", 1, "no room"))
     bring(made, "t@0", 6, end="stop")
     made.fail_move("d", MoveFailed("t", 1, "the request has ended"))
-    assert (made.counts.moves_done, made.counts.moves_failed) == (1, 1)
+    assert (made.tally.moves_done, made.tally.moves_failed) == (1, 1)
     made.lose("d", "killed")  # it owned r, and u was on its way there
     made.fail_move("p", MoveFailed("u", 1, "d is gone"))
-    assert (made.counts.moves_done, made.counts.moves_failed) == (1, 2)
+    assert (made.tally.moves_done, made.tally.moves_failed) == (1, 2)
     made.place("r", "p", then="e")
     made.lose("p", "killed")
-    assert (made.counts.moves_failed, made.counts.resumed) == (3, 1)
+    assert (made.tally.moves_failed, made.tally.resumed) == (3, 1)
 
 
 def clocked(*requests: Add) -> tuple[Dispatch, list[float]]:
@@ -327,7 +327,7 @@ def test_each_move_is_counted_once_whoever_tells_of_it() -> None:
     bring(made, "e@0", end="abort")
     made.complete(Complete("f", moves["f"], (1,), (False,)))
     made.fail_move("p", MoveFailed("f", moves["f"], "it took too long"))  # that was too late
-    counts = made.counts
+    counts = made.tally
     assert (counts.moves_done, counts.moves_failed, counts.moves_ended, counts.resumed) == (
         2,
         1,

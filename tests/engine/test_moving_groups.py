@@ -131,6 +131,7 @@ def test_a_group_of_which_one_sample_is_left_goes_on_moving(turns: int, mode: st
     cluster.aborts.append(Abort("a", 1))
     cluster.run(turns=80)
     assert bool(cluster.moved) != bool(cluster.failed)
+    assert not any("cannot be read" in failure.reason for failure in cluster.failed)
     ends = {d.sample: d.finish_reason for d in cluster.deltas["a"] if d.finish_reason}
     assert ends == {0: "length", 1: "abort"}
     alone_too, _ = alone(cluster.adds["a"], ())

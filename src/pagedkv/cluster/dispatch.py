@@ -56,7 +56,7 @@ class Dispatch:
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.counts = Counts()
+        self.tally = Counts()
         self._clock = clock
         self._fence = Fence()
         self._entries: dict[str, _Entry] = {}
@@ -142,7 +142,7 @@ class Dispatch:
             move = self._fence.open(request, worker, entry.add.params.n, entry.reasons)
         else:
             move = self._fence.resume(request, worker)
-            self.counts.resumed += 1
+            self.tally.resumed += 1
         if move.epoch or entry.reasons:
             message = self._resume(entry, move)
         else:
@@ -241,11 +241,11 @@ class Dispatch:
         if entry is not None and move.epoch in entry.moves and worker in self._owners(move.request):
             if failed.ended:
                 del entry.moves[move.epoch]
-                self.counts.moves_ended += 1
+                self.tally.moves_ended += 1
             else:
                 to = entry.moves.pop(move.epoch)
                 entry.tries = entry.tries.failed(to, failed.reason, self._clock())
-                self.counts.moves_failed += 1
+                self.tally.moves_failed += 1
         self._follow(self._fence.move_failed(move, worker), outcome, failed.reason)
         return outcome
 
@@ -255,7 +255,7 @@ class Dispatch:
         for entry in self._entries.values():
             for epoch in [epoch for epoch, to in entry.moves.items() if to == worker]:
                 del entry.moves[epoch]  # no reason to wait: others may have room
-                self.counts.moves_failed += 1
+                self.tally.moves_failed += 1
         self._follow(self._fence.worker_lost(worker), outcome, why)
         return outcome
 
@@ -284,8 +284,8 @@ class Dispatch:
             match verdict:
                 case Raised(request, old, new):
                     entry = self._entries[request]
-                    self.counts.moves_done += 1
-                    self.counts.moves_failed += len(entry.moves.keys() - {new.epoch})
+                    self.tally.moves_done += 1
+                    self.tally.moves_failed += len(entry.moves.keys() - {new.epoch})
                     entry.moves.clear()
                     entry.tries = Tries()
                     outcome.sends.append((new.worker, Own(request, new.epoch)))
@@ -312,7 +312,7 @@ class Dispatch:
     def _orphaned(self, request: str, outcome: Outcome, why: str) -> None:
         entry = self._entries[request]
         entry.placed = False
-        self.counts.moves_failed += len(entry.moves)
+        self.tally.moves_failed += len(entry.moves)
         entry.moves.clear()
         entry.tries = Tries()
         entry.losses += 1
@@ -380,6 +380,6 @@ class Dispatch:
         return outcome
 
     def _close(self, request: str, outcome: Outcome) -> None:
-        self.counts.moves_ended += len(self._entries.pop(request).moves)
+        self.tally.moves_ended += len(self._entries.pop(request).moves)
         outcome.closed.append(request)
         self._follow(self._fence.close(request), outcome)

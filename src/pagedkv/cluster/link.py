@@ -260,7 +260,7 @@ class ClusterLink:
 
     def _total(self) -> CoreStatus | None:
         loads = tuple(seat.load(len(self._dispatch.of(seat.name))) for seat in self._seats)
-        counts = asdict(self._dispatch.counts)
+        counts = asdict(self._dispatch.tally)
         cluster = ClusterStatus(loads, **counts, missing=self._missing, unplaced=len(self._since))
         return self._figures.update(self._seats, self._draining, cluster)
 

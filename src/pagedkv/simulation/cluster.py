@@ -239,7 +239,7 @@ def serve_cluster(
         for w in front.workers.values()
     ]
     run.network = NetworkUse(network.num_bytes, network.busy_seconds, network.waited_seconds)
-    counts = front.dispatch.counts
+    counts = front.dispatch.tally
     run.moves.received, run.moves.failed = counts.moves_done, counts.moves_failed
     run.decisions, run.resumed = front.num_decisions, counts.resumed
     run.flips = sum(worker.service.flips for worker in front.workers.values())
